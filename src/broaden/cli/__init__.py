@@ -1,0 +1,69 @@
+"""The command line: one file a command, thin; heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from broaden.cli import common
+
+
+def build() -> typer.Typer:
+    """The application with all its commands."""
+    from broaden.cli import compare, demo, evaluate, frontier, models, replay, rescore, tasks, train
+
+    app = typer.Typer(
+        name="broaden",
+        help="Post-train language models for reasoning with evolution strategies, and measure honestly what came of it.",
+        epilog="Start with: broaden demo",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    app.command("demo")(demo.demo)
+    app.command("train")(train.train)
+    app.command("eval")(evaluate.evaluate)
+    app.command("compare")(compare.compare)
+    app.command("frontier")(frontier.frontier)
+    app.command("replay")(replay.replay)
+    app.command("rescore")(rescore.rescore)
+    app.add_typer(tasks.app, name="tasks", help="List, show, check and verify tasks.")
+    app.add_typer(models.app, name="models", help="List model sources, fetch one.")
+    return app
+
+
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    if version:
+        from broaden import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `broaden` command. Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code and never shows a traceback for a user's mistake."""
+    from click.exceptions import Abort, ClickException
+
+    from broaden.errors import BroadenError
+
+    try:
+        code = build()(args=arguments, prog_name="broaden", standalone_mode=False)
+        return int(code or 0)
+    except ClickException as error:
+        error.show()
+        return 2
+    except BroadenError as error:
+        return common.fail(error)
+    except (Abort, KeyboardInterrupt):
+        sys.stderr.write("broaden: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        return 1

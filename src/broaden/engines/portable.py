@@ -1,0 +1,166 @@
+"""The runner of tensor operations: any device and dtype that torch has, the reference for `compiled`.
+
+Its call shapes are fixed, so that what else is in the batch cannot change a row's bits: rows in multiples of 16 a
+member, cached lengths in multiples of 32 and always masked, the query heads of a key/value head folded into the
+query length and padded to at least 4, prompts in buckets of a multiple of 32; norms, rotation, softmax in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from broaden.engines.runner import CAPACITY_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
+from broaden.engines.sampling import sample_rows_torch, uniforms
+from broaden.engines.weights import Buffers, LayerBuffers
+from broaden.errors import DivergedError
+from broaden.models.decoder import rms_norm, rope_tables, rotate
+from broaden.records import Sampling
+
+PROMPT_TOKENS = 4096  # padded prompt tokens in one pass
+LOGIT_ROWS = 64  # rows of float32 logits alive at once
+LEAST_QUERIES = 4
+
+
+class PortableRunner:
+    """`Runner` by tensor operations for a range of members."""
+
+    def __init__(self, buffers: Buffers, context: int) -> None:
+        self.spec, self.buffers = buffers.spec, buffers
+        self.device = buffers.norm.device
+        self.cos, self.sin = rope_tables(buffers.spec, context, self.device)
+
+    @property
+    def members(self) -> int:
+        """Members in the batch."""
+        return self.buffers.count
+
+    def cache(self, slots: int, positions: int) -> Cache:
+        """An empty cache."""
+        return Cache.allocate(self.spec, slots, positions, self.buffers.norm)
+
+    def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
+        """Prompts of one bucket together, padded on the right (causal attention hides the padding)."""
+        buckets: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            if len(prompt):
+                buckets.setdefault(round_up(len(prompt), CAPACITY_MULTIPLE), []).append(index)
+        for length, chosen in sorted(buckets.items()):
+            step = max(1, PROMPT_TOKENS // length)
+            for start in range(0, len(chosen), step):
+                part = chosen[start : start + step]
+                ids = np.zeros((len(part), length), np.int64)
+                for row, index in enumerate(part):
+                    ids[row, : len(prompts[index])] = prompts[index]
+                self._prompt_pass(member, ids, cache, torch.tensor([slots[i] for i in part], device=self.device))
+
+    def logits(self, ids: Ints, positions: Ints, cache: Cache) -> Tensor:
+        """One decode step."""
+        length = round_up(int(positions.max()) + 1, CAPACITY_MULTIPLE)
+        at = torch.from_numpy(np.maximum(positions, 0)).to(self.device)
+        seen = (torch.arange(length, device=self.device) <= at[:, None])[:, None, None, :]
+        cos, sin = self.cos[at][:, None], self.sin[at][:, None]
+        h = self._embed(self.buffers, ids)
+        for index, layer in enumerate(self.buffers.layers):
+            q, k, v = self._qkv(layer, h, cos, sin)
+            rows = torch.arange(len(ids), device=self.device)
+            cache.keys[index][rows, :, at] = k
+            cache.values[index][rows, :, at] = v
+            mixed = _fold(q, cache.keys[index][: len(ids), :, :length], cache.values[index][: len(ids), :, :length], seen)
+            h = self._rest(layer, h, mixed)
+        return _product(_norm(h, self.buffers.norm, self.spec.norm_eps), self.buffers.head)
+
+    def sample(self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints) -> Drawn:
+        """Draw on the device, a chunk of rows at a time."""
+        n = logits.shape[0]
+        drawn = Drawn(np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32))
+        u = np.zeros(n, np.float64)
+        uniforms(keys, counts, u)
+        for start in range(0, len(rows), LOGIT_ROWS):
+            part = rows[start : start + LOGIT_ROWS]
+            numbers = torch.from_numpy(u[part]).to(self.device)
+            chosen = logits[torch.from_numpy(part).to(self.device)]
+            tokens, logprobs, entropies, finite = sample_rows_torch(chosen, sampling.temperature, numbers, sampling.entropy)
+            if not bool(finite.all()):
+                raise DivergedError("the model's logits are not finite: its weights have diverged")
+            drawn.tokens[part] = tokens.cpu().numpy()
+            drawn.logprobs[part], drawn.entropies[part] = logprobs.cpu().numpy(), entropies.cpu().numpy()
+        return drawn
+
+    def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:
+        """Copy by index (gathered first, so a cache may be copied into itself)."""
+        length = min(round_up(int(lengths.max()), CAPACITY_MULTIPLE), source.keys.shape[3], target.keys.shape[3])
+        a, b = (torch.from_numpy(x).to(self.device) for x in (from_slots, to_slots))
+        for old, new in ((source.keys, target.keys), (source.values, target.values)):
+            for layer in range(self.spec.layers):
+                new[layer][b, :, :length] = old[layer][a, :, :length]
+
+    def _prompt_pass(self, member: int, ids: NDArray[np.int64], cache: Cache, slots: Tensor) -> None:
+        buffers = self.buffers.members(slice(member, member + 1))
+        count, length = ids.shape
+        cos, sin = (t[:length].repeat(count, 1)[:, None] for t in (self.cos, self.sin))
+        h = self._embed(buffers, ids.reshape(-1))
+        for index, layer in enumerate(buffers.layers):
+            q, k, v = (
+                x.view(count, length, -1, self.spec.head_dim).transpose(1, 2) for x in self._qkv(layer, h, cos, sin)
+            )
+            cache.keys[index][slots, :, :length] = k
+            cache.values[index][slots, :, :length] = v
+            if index + 1 < self.spec.layers:
+                grouped = self.spec.heads != self.spec.kv_heads
+                mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+                h = self._rest(layer, h, mixed.transpose(1, 2).reshape(count * length, -1))
+
+    def _embed(self, buffers: Buffers, ids: Ints) -> Tensor:
+        index = table_index(ids, buffers.count, self.spec.vocab).to(self.device)
+        return buffers.embedding.reshape(-1, self.spec.hidden)[index]
+
+    def _qkv(self, layer: LayerBuffers, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q, k and plain v, [rows, heads, d] each."""
+        spec = self.spec
+        x = _product(_norm(h, layer.input_norm, spec.norm_eps), layer.qkv, layer.qkv_bias)
+        q, k, v = x.view(len(h), -1, spec.head_dim).split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+        if spec.qk_norm:
+            q, k = _norm(q, layer.q_norm, spec.norm_eps), _norm(k, layer.k_norm, spec.norm_eps)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def _rest(self, layer: LayerBuffers, h: Tensor, mixed: Tensor) -> Tensor:
+        """Output projection and MLP with their residuals."""
+        h = h + _product(mixed, layer.output, layer.output_bias)
+        x = _norm(h, layer.mlp_norm, self.spec.norm_eps)
+        gate, up = _product(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
+        return h + _product(F.silu(gate.float()).to(up.dtype) * up, layer.down, layer.down_bias)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in] by stacked weights [N, out, in] to [rows, out]; rows member-major."""
+    members = weight.shape[0]
+    if members == 1:
+        y = F.linear(x, weight[0])[None]
+    else:
+        y = torch.bmm(x.view(members, -1, x.shape[1]), weight.transpose(1, 2))
+    if bias is not None and bias.numel():
+        y = y + bias[:, None]
+    return y.reshape(len(x), -1)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of x [rows, ..., n] by each member's weight [N, n]."""
+    members = weight.shape[0]
+    wide = weight.view(members, *([1] * (x.dim() - 1)), -1)
+    return rms_norm(x.reshape(members, -1, *x.shape[1:]), wide, eps).view(x.shape)
+
+
+def _fold(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Masked attention of one query a row: q [rows, heads, d] over k, v [rows, kv, length, d] -> [rows, heads d]."""
+    rows, heads, width = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    folded = F.pad(q.view(rows, kv_heads, group, width), (0, 0, 0, max(0, LEAST_QUERIES - group)))
+    mixed = F.scaled_dot_product_attention(folded, k, v, attn_mask=seen)
+    return mixed[:, :, :group].reshape(rows, heads * width)

@@ -1,0 +1,178 @@
+"""From logits to a token: uniforms by Philox4x32-10, inverse CDF, log-probability and entropy.
+
+    e_v = exp((z_v - max z) / T),   token = first v with e_0 + .. + e_v > u * sum(e),   u = (k + 1/2) / 2^24
+
+where k is the top 24 bits of the first word of the Philox block (key = the request's, counter = the index of
+the token in its completion). A token of probability zero is never drawn, since its cumulative sum does not
+rise. At T = 0 the largest logit, the first on ties. Not here: which rows are sampled (`scheduler`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broaden.engines.jit import reduction, strict, widen
+from broaden.engines.mathfn import exp32
+from broaden.perturb import noise
+
+M0, M1 = np.uint64(noise.MULTIPLIER_0), np.uint64(noise.MULTIPLIER_1)
+W0, W1 = np.uint64(noise.WEYL_0), np.uint64(noise.WEYL_1)
+ROUNDS = noise.ROUNDS
+LOW, SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+BLOCK = 64  # logits in a partial sum of the inverse CDF
+EXPONENT = np.uint32(0x7F800000)
+
+
+@strict
+def uniform(key: int, counter: int) -> float:
+    """Uniform number of (64-bit key, 64-bit counter): (k + 1/2) / 2^24, as float64, never 0 or 1."""
+    k0, k1 = np.uint64(key) & LOW, np.uint64(key) >> SHIFT
+    c0, c1 = np.uint64(counter) & LOW, np.uint64(counter) >> SHIFT
+    c2, c3 = np.uint64(0), np.uint64(0)
+    for _ in range(ROUNDS):
+        p0, p1 = M0 * c0, M1 * c2
+        c0, c2 = (p1 >> SHIFT) ^ c1 ^ k0, (p0 >> SHIFT) ^ c3 ^ k1
+        c1, c3 = p1 & LOW, p0 & LOW
+        k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+    return (np.float64(c0 >> np.uint64(8)) + 0.5) / 16777216.0
+
+
+@strict
+def uniforms(keys: np.ndarray, counters: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = uniform(keys[i], counters[i]) for uint64 keys and int64 counters."""
+    for i in range(keys.shape[0]):
+        out[i] = uniform(keys[i], counters[i])
+
+
+@reduction
+def _largest(z: np.ndarray, at: int, n: int) -> float:
+    top = widen(z[at])
+    for i in range(n):
+        top = max(top, widen(z[at + i]))
+    return top
+
+
+@strict
+def _not_finite(z: np.ndarray, at: int, n: int) -> bool:
+    """Whether any of n stored numbers is infinite or NaN, from their exponent bits."""
+    bad = np.uint32(0)
+    for i in range(n):
+        bad |= np.uint32((np.float32(widen(z[at + i])).view(np.uint32) & EXPONENT) == EXPONENT)
+    return bad != np.uint32(0)
+
+
+@strict
+def _first_equal(z: np.ndarray, at: int, n: int, value: float) -> int:
+    for i in range(n):
+        if widen(z[at + i]) == value:
+            return i
+    return n - 1
+
+
+@strict
+def _exponentials(z: np.ndarray, at: int, n: int, top: float, inverse: float, e: np.ndarray) -> None:
+    for i in range(n):
+        e[i] = exp32((widen(z[at + i]) - top) * inverse)
+
+
+@reduction
+def _sum(e: np.ndarray, start: int, stop: int) -> float:
+    total = 0.0
+    for i in range(start, stop):
+        total += np.float64(e[i])
+    return total
+
+
+@reduction
+def _weighted(e: np.ndarray, z: np.ndarray, at: int, n: int, top: float) -> float:
+    total = 0.0
+    for i in range(n):
+        total += np.float64(e[i] * (widen(z[at + i]) - top))
+    return total
+
+
+@strict
+def _inverse_cdf(e: np.ndarray, n: int, u: float) -> int:
+    """First index whose cumulative sum exceeds u * total, by partial sums of BLOCK."""
+    total = 0.0
+    for start in range(0, n, BLOCK):
+        total += _sum(e, start, min(start + BLOCK, n))
+    target, before, last = u * total, 0.0, 0
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        after = before + _sum(e, start, stop)
+        if after > target:
+            for i in range(start, stop):
+                before += np.float64(e[i])
+                if e[i] > 0:
+                    last = i
+                if before > target:
+                    return i
+            return last
+        before = after
+    return last
+
+
+@strict
+def sample_rows(
+    logits: np.ndarray, rows: np.ndarray, temperature: float, keys: np.ndarray, counts: np.ndarray,
+    want_logprob: bool, want_entropy: bool, e: np.ndarray,
+    tokens: np.ndarray, logprobs: np.ndarray, entropies: np.ndarray,
+) -> int:  # fmt: skip
+    """Sample the given rows of logits [R, V]; returns the first row that is not finite, or -1.
+
+    `e` is float32 scratch [V]; tokens int64, logprobs and entropies float32, all [R].
+    """
+    vocab = logits.shape[1]
+    z = logits.reshape(-1)
+    for row in rows:
+        at = row * vocab
+        if _not_finite(z, at, vocab):
+            return row
+        top = _largest(z, at, vocab)
+        if temperature == 0.0:
+            token = _first_equal(z, at, vocab, top)
+        else:
+            _exponentials(z, at, vocab, top, np.float32(1.0 / temperature), e)
+            token = _inverse_cdf(e, vocab, uniform(keys[row], counts[row]))
+        tokens[row] = token
+        if want_logprob or want_entropy:
+            if temperature != 1.0:
+                _exponentials(z, at, vocab, top, np.float32(1.0), e)
+            total = _sum(e, 0, vocab)
+            logprobs[row] = np.float64(widen(z[at + token]) - top) - np.log(total)
+            if want_entropy:
+                entropies[row] = np.log(total) - _weighted(e, z, at, vocab, top) / total
+    return -1
+
+
+def sample_rows_torch(
+    logits: Tensor, temperature: float, u: Tensor, want_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same by tensor operations, for any device: (tokens, logprobs, entropies, finite), all [R].
+
+    Args:
+        logits: [R, V]; u: uniforms [R], float32 or float64.
+    """
+    z = logits.float()
+    finite = z.isfinite().all(dim=1)
+    z = z - z.amax(dim=1, keepdim=True)
+    if temperature == 0.0:
+        tokens = z.argmax(dim=1)
+    else:
+        e = (z / temperature).exp()
+        tokens = _search(e, u)
+    logq = z - z.exp().sum(dim=1, keepdim=True).log()
+    logprobs = logq.gather(1, tokens[:, None]).squeeze(1)
+    entropies = -(logq.exp() * logq).sum(dim=1) if want_entropy else torch.zeros_like(logprobs)
+    return tokens, logprobs, entropies, finite
+
+
+def _search(e: Tensor, u: Tensor) -> Tensor:
+    """First index with cumulative e above u * total; the last with e > 0 where rounding leaves none."""
+    cdf = e.cumsum(dim=1, dtype=torch.float64)
+    found = torch.searchsorted(cdf, (u.double() * cdf[:, -1])[:, None], right=True).squeeze(1)
+    last = e.shape[1] - 1 - (e > 0).flip(1).to(torch.uint8).argmax(dim=1)
+    return torch.minimum(found, last)

@@ -1,0 +1,233 @@
+"""Continuous batching: which request sits in which row, bookkept in arrays.
+
+Each member has `each` rows. A finished row is refilled at once from the member's queue, which is ordered by
+prompt: distinct prompts are put through the model once, a chunk at a time, and copied into the rows of their
+samples (all tokens but the last, which goes through the decode step like every later one). When the queues
+have run dry, rows are compacted to the next multiple of 16. Not here: arithmetic (`runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broaden.engines.base import OnProgress
+from broaden.engines.jit import strict
+from broaden.engines.runner import ROW_MULTIPLE, Ints, Runner, round_up
+from broaden.records import Completion, Request, Sampling
+
+PROGRESS_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One member's requests in the order of their prompts."""
+
+    prompts: list[tuple[int, ...]]  # distinct, first seen first
+    order: Ints  # request index, by prompt
+    prompt_of: Ints  # prompt of each entry of `order`
+    keys: NDArray[np.uint64]  # key of each entry of `order`
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Queue:
+        """Group the requests by prompt, keeping the order in which prompts and requests came."""
+        index: dict[tuple[int, ...], int] = {}
+        of = np.array([index.setdefault(r.prompt_ids, len(index)) for r in requests], np.int64)
+        order = np.argsort(of, kind="stable")
+        keys = np.array([r.key for r in requests], np.uint64)
+        return cls(list(index), order, of[order], keys[order])
+
+
+class Results:
+    """What has been generated, by request: filled in compiled code, read out once."""
+
+    def __init__(self, queues: Sequence[Queue], sampling: Sampling) -> None:
+        counts = [len(q.order) for q in queues]
+        self.offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        total, new = int(self.offsets[-1]), sampling.max_new_tokens
+        self.tokens = np.empty((total, new), np.int32)
+        self.logprobs = np.empty((total, new if sampling.logprobs else 0), np.float32)
+        self.entropies = np.empty((total, new if sampling.entropy else 0), np.float32)
+        self.lengths, self.stopped = np.zeros(total, np.int64), np.zeros(total, np.bool_)
+        self.sampling = sampling
+
+    def completions(self, member: int) -> list[Completion]:
+        """In the order the member's requests were asked."""
+        return [self._completion(i) for i in range(self.offsets[member], self.offsets[member + 1])]
+
+    def _completion(self, i: int) -> Completion:
+        n = self.lengths[i]
+        return Completion(
+            tuple(self.tokens[i, :n].tolist()),
+            "stop" if self.stopped[i] else "length",
+            tuple(self.logprobs[i, :n].tolist()) if self.sampling.logprobs else None,
+            tuple(self.entropies[i, :n].tolist()) if self.sampling.entropy else None,
+        )
+
+
+class Schedule:
+    """Runs the queues of one batch of members to their ends."""
+
+    def __init__(
+        self, runner: Runner, queues: Sequence[Queue], sampling: Sampling, eos: NDArray[np.bool_], slots: int
+    ) -> None:
+        self.runner, self.queues, self.sampling, self.eos = runner, queues, sampling, eos
+        self.results = Results(queues, sampling)
+        members, longest = len(queues), max((len(p) for q in queues for p in q.prompts), default=1)
+        most = max(len(q.order) for q in queues)
+        self.each = min(round_up(most, ROW_MULTIPLE), slots)
+        self.chunk = max(1, min(max(len(q.prompts) for q in queues), self.each))
+        self.cache = runner.cache(members * self.each, longest + sampling.max_new_tokens)
+        self.prefix = runner.cache(members * self.chunk, longest - 1)
+        rows = members * self.each
+        self.request, self.position = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
+        self.ids, self.count, self.key = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.uint64)
+        self.next = self.results.offsets[:-1].copy()
+        self.end = self.results.offsets[1:].copy()
+        self.loaded = np.zeros(members, np.int64)  # prompts [loaded - chunk, loaded) are in the prefix cache
+        self.first = np.zeros(members, np.int64)
+        self.order = _joined([q.order + o for q, o in zip(queues, self.results.offsets, strict=False)])
+        self.prompt_of = _joined([q.prompt_of for q in queues])
+        self.keys = np.concatenate([q.keys for q in queues])
+        self.prompt_length, self.last_token, self.prompt_start = _prompt_arrays(queues)
+
+    def run(self, on_progress: OnProgress | None) -> tuple[int, int]:
+        """Generate everything; returns (completions, tokens)."""
+        finished = tokens = step = 0
+        while True:
+            self._admit()
+            rows = np.flatnonzero(self.request >= 0)
+            if not len(rows):
+                return finished, tokens
+            rows = self._compact(rows)
+            done = self._step(rows)
+            finished, tokens, step = finished + done, tokens + len(rows), step + 1
+            if on_progress is not None and (step % PROGRESS_STEPS == 0 or finished == len(self.order)):
+                on_progress(finished, tokens)
+
+    def _step(self, rows: Ints) -> int:
+        """One token for each occupied row; returns how many completions it finished."""
+        logits = self.runner.logits(self.ids, self.position, self.cache)
+        drawn = self.runner.sample(logits, rows, self.sampling, self.key, self.count)
+        out = self.results
+        return _advance(
+            rows, drawn.tokens, drawn.logprobs, drawn.entropies, self.eos, self.sampling.max_new_tokens,
+            self.request, self.position, self.ids, self.count,
+            out.tokens, out.logprobs, out.entropies, out.lengths, out.stopped,
+        )  # fmt: skip
+
+    def _admit(self) -> None:
+        """Fill free rows from the queues, loading prompts as they come up."""
+        if not (self.next < self.end).any():
+            return
+        size = len(self.request)
+        while True:
+            wanting = np.zeros(len(self.queues), np.bool_)
+            source, target, length = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+            n = _plan(
+                self.each, self.chunk, self.next, self.end, self.first, self.loaded, self.order, self.prompt_of,
+                self.keys, self.prompt_start, self.prompt_length, self.last_token,
+                self.request, self.position, self.ids, self.count, self.key, wanting, source, target, length,
+            )  # fmt: skip
+            if n:
+                self.runner.copy(self.prefix, self.cache, source[:n], target[:n], length[:n])
+            if not wanting.any():
+                return
+            for member in np.flatnonzero(wanting):
+                self._load(int(member))
+
+    def _load(self, member: int) -> None:
+        """Put the member's next chunk of prompts (all but their last tokens) into its prefix slots."""
+        low = int(self.loaded[member])
+        prompts = [p[:-1] for p in self.queues[member].prompts[low : low + self.chunk]]
+        at = member * self.chunk
+        self.runner.prompts(member, prompts, self.prefix, range(at, at + len(prompts)))
+        self.first[member], self.loaded[member] = low, low + len(prompts)
+
+    def _compact(self, rows: Ints) -> Ints:
+        """Shrink to the fewest rows a member that hold what is running and waiting; returns the occupied rows."""
+        members = len(self.queues)
+        running = np.bincount(rows // self.each, minlength=members)
+        each = round_up(int((running + self.end - self.next).max()), ROW_MULTIPLE)
+        if each >= self.each:
+            return rows
+        ranks = np.arange(len(rows)) - np.repeat(np.cumsum(running) - running, running)
+        target = rows // self.each * each + ranks
+        self.runner.copy(self.cache, self.cache, rows, target, self.position[rows])
+        for name in ("request", "position", "ids", "count", "key"):
+            old = getattr(self, name)
+            new = np.zeros(members * each, old.dtype) if name in ("ids", "count", "key") else np.full(members * each, -1)
+            new[target] = old[rows]
+            setattr(self, name, new)
+        self.each = each
+        return target
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _prompt_arrays(queues: Sequence[Queue]) -> tuple[Ints, Ints, Ints]:
+    """(length, last token) of every prompt, member-major, and where each member's prompts start."""
+    prompts = [p for q in queues for p in q.prompts]
+    length = np.array([len(p) for p in prompts], np.int64)
+    last = np.array([p[-1] for p in prompts], np.int64)
+    counts = np.array([len(q.prompts) for q in queues], np.int64)
+    return length, last, np.cumsum(counts) - counts
+
+
+@strict
+def _plan(
+    each: int, chunk: int, head: Ints, end: Ints, first: Ints, loaded: Ints, order: Ints, prompt_of: Ints,
+    keys: NDArray[np.uint64], prompt_start: Ints, prompt_length: Ints, last_token: Ints,
+    request: Ints, position: Ints, ids: Ints, count: Ints, key: NDArray[np.uint64],
+    wanting: NDArray[np.bool_], source: Ints, target: Ints, length: Ints,
+) -> int:  # fmt: skip
+    """Seat waiting requests in free rows while their prompts are loaded; returns how many copies that needs."""
+    n = 0
+    for member in range(head.shape[0]):
+        for row in range(member * each, (member + 1) * each):
+            if request[row] >= 0:
+                continue
+            if head[member] >= end[member]:
+                break
+            entry = head[member]
+            prompt = prompt_of[entry]
+            if prompt >= loaded[member]:
+                wanting[member] = True
+                break
+            at = prompt_start[member] + prompt
+            source[n], target[n] = member * chunk + prompt - first[member], row
+            length[n] = prompt_length[at] - 1
+            request[row], key[row] = order[entry], keys[entry]
+            position[row], ids[row], count[row] = length[n], last_token[at], 0
+            head[member] += 1
+            n += 1
+    return n
+
+
+@strict
+def _advance(
+    rows: Ints, tokens: Ints, logprobs: NDArray[np.float32], entropies: NDArray[np.float32],
+    eos: NDArray[np.bool_], most: int, request: Ints, position: Ints, ids: Ints, count: Ints,
+    out_tokens: NDArray[np.int32], out_logprobs: NDArray[np.float32], out_entropies: NDArray[np.float32],
+    lengths: Ints, stopped: NDArray[np.bool_],
+) -> int:  # fmt: skip
+    """Store each row's token, move on by one position, and free the rows that ended; returns how many did."""
+    finished = 0
+    for row in rows:
+        at, n, token = request[row], count[row], tokens[row]
+        out_tokens[at, n] = token
+        if out_logprobs.shape[1]:
+            out_logprobs[at, n] = logprobs[row]
+        if out_entropies.shape[1]:
+            out_entropies[at, n] = entropies[row]
+        ids[row], count[row], position[row] = token, n + 1, position[row] + 1
+        if eos[token] or n + 1 == most:
+            lengths[at], stopped[at] = n + 1, eos[token]
+            request[row], position[row] = -1, -1
+            finished += 1
+    return finished

@@ -1,0 +1,173 @@
+"""`TorchEngine`: the library's own decode path for llama, qwen2 and qwen3, for one or many members.
+
+Requests are checked first, then each batch of members runs its queues to the end. Not here: kernels
+(`compiled`, `portable`), seating (`scheduler`), other architectures (`generate`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
+from broaden.engines.compiled import DTYPES, CompiledRunner
+from broaden.engines.portable import PortableRunner
+from broaden.engines.runner import ROW_MULTIPLE, Cache, Runner, round_up
+from broaden.engines.scheduler import Queue, Schedule
+from broaden.engines.weights import Buffers
+from broaden.errors import ModelError, UsageError
+from broaden.models.spec import ModelSpec
+from broaden.records import Completion, Request, Sampling
+
+Kernels = Literal["auto", "compiled", "portable"]
+CACHE_BYTES = 2 << 30
+
+
+class TorchEngine:
+    """Samples from live weights in fused buffers.
+
+    Args:
+        spec: shapes; family must not be "other".
+        eos_ids: any of these ends a completion (and is its last token).
+        members: weight sets that live here at once.
+        dtype: of weights, activations and cache.
+        slots: rows a member decodes at once (rounded up to 16); None: by `default_slots`.
+        batch: members decoded in one batch; None: by `default_batch`.
+        max_context: most tokens of prompt and completion together; None: the model's positions.
+        kernels: "compiled" (CPU), "portable" (any device); "auto" takes the first that can.
+        cache_bytes: most bytes of keys and values of one batch; fewer slots where they would need more.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        eos_ids: Collection[int],
+        *,
+        members: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        slots: int | None = None,
+        batch: int | None = None,
+        max_context: int | None = None,
+        kernels: Kernels = "auto",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if spec.family == "other":
+            raise ModelError(f"no own decode path for this model: {spec.unsupported}", "use the generate engine")
+        if members < 1:
+            raise UsageError(f"members must be at least 1, got {members}")
+        self.spec, self.dtype, self.device = spec, dtype, torch.device(device)
+        self.context = min(spec.max_positions, max_context or spec.max_positions)
+        self.cache_bytes = cache_bytes
+        self.slots = round_up(slots or default_slots(spec), ROW_MULTIPLE)
+        self.batch = min(members, batch or default_batch(spec))
+        self.compiled = _choose(kernels, self.device, dtype)
+        self.eos = _eos_table(eos_ids, spec.vocab)
+        self.buffers = Buffers.allocate(spec, members, dtype, self.device)
+        self._runners: dict[int, Runner] = {}
+
+    @property
+    def members(self) -> int:
+        """Weight sets that live here at once."""
+        return self.buffers.count
+
+    def weights(self, member: int = 0) -> Weights:
+        """Live contiguous views by canonical name."""
+        return self.buffers.views(member)
+
+    def weights_changed(self) -> None:
+        """Nothing to drop: keys and values live for one `generate` call only."""
+
+    def generate(
+        self,
+        requests: Sequence[Sequence[Request]],
+        sampling: Sampling,
+        on_progress: OnProgress | None = None,
+    ) -> list[list[Completion]]:
+        """See `Engine.generate`."""
+        check_requests(requests, sampling, members=self.members, context=self.context, vocab=self.spec.vocab)
+        queues = _queues(requests)
+        out: list[list[Completion]] = []
+        base = (0, 0)
+        with torch.inference_mode():
+            for start in range(0, self.members, self.batch):
+                part = queues[start : start + self.batch]
+                if not any(len(q.order) for q in part):
+                    out += [[] for _ in part]
+                    continue
+                schedule = Schedule(self._runner(start), part, sampling, self.eos, self._slots(part, sampling))
+                done = schedule.run(_shifted(on_progress, base))
+                base = base[0] + done[0], base[1] + done[1]
+                out += [schedule.results.completions(m) for m in range(len(part))]
+        return out
+
+    def conditions(self) -> dict[str, Any]:
+        """JSON: what a result from this engine is tied to."""
+        return {
+            "engine": "torch",
+            "numerics": NUMERICS_VERSION,
+            "kernels": "compiled" if self.compiled else "portable",
+            "torch": torch.__version__,
+            "isa": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "members": self.members,
+            "batch": self.batch,
+            "slots": self.slots,
+            "cores": os.cpu_count(),
+        }
+
+    def _runner(self, start: int) -> Runner:
+        if start not in self._runners:
+            kind = CompiledRunner if self.compiled else PortableRunner
+            self._runners[start] = kind(self.buffers.members(slice(start, start + self.batch)), self.context)
+        return self._runners[start]
+
+    def _slots(self, queues: Sequence[Queue], sampling: Sampling) -> int:
+        """Rows a member, no more than the cache's bytes allow."""
+        longest = max(len(p) for q in queues for p in q.prompts) + sampling.max_new_tokens
+        each = Cache.bytes_per_slot(self.spec, longest, self.dtype.itemsize) * len(queues)
+        return max(ROW_MULTIPLE, min(self.slots, self.cache_bytes // each // ROW_MULTIPLE * ROW_MULTIPLE))
+
+
+def default_slots(spec: ModelSpec) -> int:
+    """Rows a member decodes at once."""
+    return 64
+
+
+def default_batch(spec: ModelSpec) -> int:
+    """Members decoded together."""
+    return 8
+
+
+def _choose(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> bool:
+    can = device.type == "cpu" and dtype in DTYPES
+    if kernels == "compiled" and not can:
+        raise UsageError(f"the compiled kernels run on the cpu in float32 or bfloat16, not on {device} in {dtype}")
+    return can and kernels != "portable"
+
+
+def _eos_table(eos_ids: Collection[int], vocab: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    table = np.zeros(vocab, np.bool_)
+    for token in eos_ids:
+        if 0 <= token < vocab:
+            table[token] = True
+    return table
+
+
+def _queues(requests: Sequence[Sequence[Request]]) -> list[Queue]:
+    """One queue a member; lists shared by members are read once."""
+    seen: dict[int, Queue] = {}
+    return [seen[id(r)] if id(r) in seen else seen.setdefault(id(r), Queue.of(r)) for r in requests]
+
+
+def _shifted(on_progress: OnProgress | None, base: tuple[int, int]) -> OnProgress | None:
+    if on_progress is None:
+        return None
+    report = on_progress
+    return lambda completions, tokens: report(base[0] + completions, base[1] + tokens)

@@ -1,0 +1,23 @@
+"""task x engine x M samples -> SampleSet -> metrics with intervals, paired comparisons, tables."""
+
+from broaden.evaluation.compare import Comparison, compare
+from broaden.evaluation.document import arm_json, document
+from broaden.evaluation.sampling import conditions, evaluate, missing, request_key
+from broaden.evaluation.scores import Scores, by_problem, ratios
+from broaden.evaluation.summary import ArmSummary, summarise
+
+__all__ = [
+    "ArmSummary",
+    "Comparison",
+    "Scores",
+    "arm_json",
+    "by_problem",
+    "compare",
+    "conditions",
+    "document",
+    "evaluate",
+    "missing",
+    "ratios",
+    "request_key",
+    "summarise",
+]

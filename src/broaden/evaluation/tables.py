@@ -1,0 +1,105 @@
+"""Tables for the terminal (rich is imported inside: importing this module stays cheap)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from broaden.evaluation.compare import Comparison
+from broaden.evaluation.summary import ArmSummary
+from broaden.metrics.intervals import Interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PLAIN = {"length", "entropy", "drift"}
+
+
+def format_value(name: str, interval: Interval | None, *, signed: bool = False) -> str:
+    """ "0.312 [0.290, 0.334]": lengths with one digit, entropy and drift with four, scores with three."""
+    if interval is None:
+        return "-"
+    digits = 1 if name == "length" else 4 if name in PLAIN else 3
+    plus = "+" if signed else ""
+    value = f"{interval.value:{plus}.{digits}f}"
+    if interval.low == interval.high:
+        return value
+    return f"{value} [{interval.low:{plus}.{digits}f}, {interval.high:{plus}.{digits}f}]"
+
+
+def metric_names(arms: Mapping[str, ArmSummary]) -> list[str]:
+    """All metrics of the arms, in the first arm's order."""
+    return list(dict.fromkeys(name for arm in arms.values() for name in arm.metrics))
+
+
+def arms_table(
+    arms: Mapping[str, ArmSummary], metrics: Sequence[str] | None = None, title: str = ""
+) -> Table:
+    """One row an arm, one column a metric; 95 % intervals over problems."""
+    from rich.table import Table
+
+    names = list(metrics) if metrics is not None else metric_names(arms)
+    table = Table(title=title or None, caption=caption(arms))
+    table.add_column("arm")
+    for name in names:
+        table.add_column(name, justify="right")
+    for label, arm in arms.items():
+        table.add_row(label, *(format_value(n, arm.metrics.get(n)) for n in names))
+    return table
+
+
+def paired_table(
+    pairs: Mapping[str, Comparison | Mapping[str, Interval]],
+    metrics: Sequence[str] | None = None,
+    title: str = "",
+) -> Table:
+    """One row a pair: differences with 95 % intervals, starred where zero is outside."""
+    from rich.table import Table
+
+    plain = {label: pair.metrics if isinstance(pair, Comparison) else pair for label, pair in pairs.items()}
+    names = (
+        list(metrics) if metrics is not None else list(dict.fromkeys(n for m in plain.values() for n in m))
+    )
+    table = Table(title=title or None, caption="paired over problems; * = the 95 % interval excludes zero")
+    table.add_column("difference")
+    for name in (*names, "progressions", "regressions"):
+        table.add_column(name, justify="right")
+    for label, pair in pairs.items():
+        cells = [_starred(n, plain[label].get(n)) for n in names]
+        moved = (
+            [str(len(pair.progressions)), str(len(pair.regressions))]
+            if isinstance(pair, Comparison)
+            else ["-", "-"]
+        )
+        table.add_row(label, *cells, *moved)
+    return table
+
+
+def caption(arms: Mapping[str, ArmSummary]) -> str:
+    """What a reader needs under a table: problems, samples, temperature, what was left out, flags."""
+    notes = []
+    sizes = {(a.problems, a.samples, a.conditions.get("temperature")) for a in arms.values()}
+    if len(sizes) == 1:
+        problems, samples, temperature = next(iter(sizes))
+        notes.append(
+            f"{problems} problems x {samples} samples, temperature {temperature}; 95 % over problems"
+        )
+        if problems < 50:
+            notes.append("few problems: read the intervals, not the values")
+    for label, arm in arms.items():
+        for flag in ("unscored_problems", "mixed_ballots", "only_right_is_borderline"):
+            if arm.counts.get(flag):
+                notes.append(f"{label}: {arm.counts[flag]} {flag.replace('_', ' ')}")
+    if any(
+        int(name[5:]) >= 2 and int(name[5:]) * 4 > a.samples
+        for a in arms.values()
+        for name in a.metrics
+        if name.startswith("pass@")
+    ):
+        notes.append("coverage at K wants M >= 4K samples")
+    return "\n".join(notes)
+
+
+def _starred(name: str, interval: Interval | None) -> str:
+    text = format_value(name, interval, signed=True)
+    return f"{text} *" if interval is not None and interval.excludes_zero() else text

@@ -1,0 +1,113 @@
+"""Which tensors are perturbed and under which keys: `Selection` (full or subset) and `NoiseSpec`.
+
+Canonical names are the Hugging Face ones, whatever an engine fuses or shards. Not here: noise or weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+import torch
+
+from broaden.errors import UsageError
+from broaden.perturb.noise import check_sigma
+from broaden.seeds import stream
+
+Weights = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A parameterisation by name patterns: perturb what an `include` matches and no `exclude` does.
+
+    Patterns are shell globs over canonical names (`*` also crosses dots), e.g. `model.layers.*.mlp.*`.
+    The default perturbs every tensor ("full").
+    """
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+
+    def select(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The selected names, in the order given.
+
+        Raises:
+            UsageError: a pattern matches no name, or nothing is left.
+        """
+        known = tuple(names)
+        included = set().union(*(_matches(pattern, known, "include") for pattern in self.include))
+        excluded = set().union(*(_matches(pattern, known, "exclude") for pattern in self.exclude))
+        chosen = tuple(name for name in known if name in included and name not in excluded)
+        if not chosen:
+            raise UsageError(
+                f"include {list(self.include)} without {list(self.exclude)} leaves none of {len(known)} tensors",
+                fix="widen include or narrow exclude",
+            )
+        return chosen
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Plain dict for a seed log; `from_json` is its inverse."""
+        return {"include": list(self.include), "exclude": list(self.exclude)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Sequence[str]]) -> Selection:
+        """Inverse of `to_json`. Raises UsageError on other keys."""
+        if set(data) != {"include", "exclude"}:
+            raise UsageError(f"a parameterisation has the keys include and exclude, not {sorted(data)}")
+        return cls(tuple(data["include"]), tuple(data["exclude"]))
+
+
+FULL = Selection()
+
+
+def _matches(pattern: str, names: Sequence[str], role: str) -> set[str]:
+    found = set(filter(re.compile(translate(pattern)).match, names))
+    if not found:
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or sorted(names)[:3]
+        raise UsageError(
+            f"{role} pattern {pattern!r} matches none of {len(names)} tensors",
+            fix=f"use names such as {', '.join(near)}",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSpec:
+    """Everything that decides the noise of one ES step, for any member.
+
+    Args:
+        run_seed: the run's one seed.
+        step: number of the update, from 0.
+        sigma: standard deviation of the perturbation, in units of the weights; 0 perturbs nothing.
+        names: canonical names of the perturbed tensors (see `Selection`); order does not matter.
+
+    Raises:
+        UsageError: sigma is negative or not finite, step is negative, names are empty or repeat.
+    """
+
+    run_seed: int
+    step: int
+    sigma: float
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_sigma(self.sigma)
+        if self.step < 0:
+            raise UsageError(f"a step is counted from 0, got {self.step}")
+        if not self.names:
+            raise UsageError(
+                "a noise specification names no tensor", fix="take the names from Selection.select"
+            )
+        if len(set(self.names)) != len(self.names):
+            raise UsageError(
+                f"tensor names repeat: {sorted({n for n in self.names if self.names.count(n) > 1})[:3]}"
+            )
+
+    def key(self, member: int, name: str) -> int:
+        """64-bit key of one member's noise in one tensor: stream(run_seed, "noise", step, member, name)."""
+        if member < 0:
+            raise UsageError(f"members are counted from 0, got {member}")
+        return stream(self.run_seed, "noise", self.step, member, name)

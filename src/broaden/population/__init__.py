@@ -1,0 +1,11 @@
+"""Populations: N members on a mini-batch, serial, batched or in processes, with the same bits."""
+
+from broaden.population.base import Member, Population, Prompt, RolloutJob
+from broaden.population.inplace import InPlacePopulation
+from broaden.population.local import LocalPopulation
+from broaden.population.pool import WorkerPool
+from broaden.population.processes import PoolEngine, ProcessPopulation
+
+__all__ = [
+    "InPlacePopulation", "LocalPopulation", "Member", "PoolEngine", "Population", "ProcessPopulation", "Prompt", "RolloutJob", "WorkerPool",
+]  # fmt: skip

@@ -1,0 +1,118 @@
+"""Members in this process, `engine.members` of them in one batch (1: member by member)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broaden.engines import Engine
+from broaden.models.tokenizer import ChatTokenizer
+from broaden.perturb import write_member
+from broaden.population.base import Member, OnProgress, Prompt, RolloutJob, Weights, chunks
+from broaden.records import Completion, MemberResult, Request, Verdict
+from broaden.seeds import stream
+from broaden.tasks import Task
+
+
+class LocalPopulation:
+    """Serial where the engine holds one set of weights, batched where it holds several."""
+
+    def __init__(self, engine: Engine, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt]) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.task = task
+        self.prompts = prompts
+
+    def rollout(self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None) -> list[MemberResult]:
+        """See `Population.rollout`."""
+        judge = Judge(self.tokenizer, self.task, self.prompts, job)
+        results: list[MemberResult] = []
+        done = Totals(on_progress)
+        for group in chunks(job.members, self.engine.members):
+            for slot, member in enumerate(group):
+                write_member(center, self.engine.weights(slot), job.spec, member.index, member.sign)
+            self.engine.weights_changed()
+            requests = group_requests(self.prompts, job, group)
+            requests += [[] for _ in range(self.engine.members - len(group))]
+            answers = self.engine.generate(requests, job.sampling, done.update)
+            results += [judge.member(m, answers[slot]) for slot, m in enumerate(group)]
+            done.next_group()
+        return results
+
+    def conditions(self) -> dict[str, object]:
+        """The engine's conditions and the batch of members."""
+        return {"population": "batched" if self.engine.members > 1 else "serial", "workers": 1,
+                "engine": self.engine.conditions()}  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Judge:
+    """Decodes and judges completions; equal completions of a prompt (common with shared random numbers)
+    are judged once."""
+
+    def __init__(self, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt], job: RolloutJob) -> None:
+        self.tokenizer, self.task, self.prompts, self.job = tokenizer, task, prompts, job
+        self.seen: dict[tuple[int, tuple[int, ...], str], Verdict] = {}
+
+    def verdict(self, prompt: int, completion: Completion) -> Verdict:
+        """The task's verdict on one completion."""
+        key = (prompt, completion.token_ids, completion.finish)
+        if key not in self.seen:
+            text = self.tokenizer.decode(completion.token_ids)
+            self.seen[key] = self.task.judge(self.prompts[prompt].problem, text, completion.finish)
+        return self.seen[key]
+
+    def member(self, member: Member, completions: Sequence[Completion]) -> MemberResult:
+        """Fold a member's completions (prompt-major) into its result."""
+        order = [p for p in self.job.prompts for _ in range(self.job.samples)]
+        verdicts = [self.verdict(p, c) for p, c in zip(order, completions, strict=True)]
+        entropies = [e for c in completions for e in c.entropy or ()]
+        return MemberResult(
+            member=member.index,
+            rewards=tuple(v.reward for v in verdicts),
+            scores=tuple(v.score for v in verdicts),
+            tokens=sum(len(c.token_ids) for c in completions),
+            prompt_tokens=sum(len(self.prompts[p].ids) for p in self.job.prompts),
+            truncated=sum(c.finish == "length" for c in completions),
+            mean_entropy=sum(entropies) / len(entropies) if entropies else None,
+        )
+
+
+def group_requests(prompts: Sequence[Prompt], job: RolloutJob, group: Sequence[Member]) -> list[list[Request]]:
+    """Each member's requests. With common random numbers all members share one list."""
+    if not job.member_in_key:
+        shared = requests_for(prompts, job)
+        return [shared for _ in group]
+    return [requests_for(prompts, job, m.index) for m in group]
+
+
+def requests_for(prompts: Sequence[Prompt], job: RolloutJob, *member: int) -> list[Request]:
+    """Prompt-major requests; the key is (run seed, step, problem, sample) and, by option, the member."""
+    spec = job.spec
+    return [
+        Request(prompts[p].ids, stream(spec.run_seed, "sample", spec.step, prompts[p].problem.id, s, *member))
+        for p in job.prompts
+        for s in range(job.samples)
+    ]
+
+
+class Totals:
+    """Adds up an engine's progress over several calls of it."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.on_progress = on_progress
+        self.base = self.last = (0, 0)
+
+    def update(self, completions: int, tokens: int) -> None:
+        """The engine's progress callback."""
+        self.last = (self.base[0] + completions, self.base[1] + tokens)
+        if self.on_progress is not None:
+            self.on_progress(*self.last)
+
+    def next_group(self) -> None:
+        """One call is over."""
+        self.base = self.last
+
+
+__all__ = ["Judge", "LocalPopulation", "Totals", "group_requests", "requests_for"]

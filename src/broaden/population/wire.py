@@ -1,0 +1,36 @@
+"""Messages between a population and its workers: length-prefixed JSON over pipes (never pickle)."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Any
+
+from broaden.errors import WorkerError
+
+HEADER = 8
+
+
+def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    """Write one message and flush."""
+    raw = json.dumps(message).encode()
+    pipe.write(len(raw).to_bytes(HEADER, "little") + raw)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> dict[str, Any]:
+    """Read one message; WorkerError when the other side is gone."""
+    head = _exactly(pipe, HEADER)
+    message = json.loads(_exactly(pipe, int.from_bytes(head, "little")))
+    if not isinstance(message, dict):
+        raise WorkerError(f"a worker message is an object, not {type(message).__name__}")
+    return message
+
+
+def _exactly(pipe: IO[bytes], count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = pipe.read(count - len(parts))
+        if not part:
+            raise WorkerError("the worker's pipe closed before a whole message")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,145 @@
+"""A worker process: `python -m broaden.population.worker`, driven over its standard input and output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from broaden.errors import DivergedError, WorkerError
+from broaden.population.base import Member, RolloutJob
+from broaden.population.shared import Entry, entries_from_json, map_center
+from broaden.population.wire import receive, send
+from broaden.records import Completion, Request, Sampling
+
+if TYPE_CHECKING:
+    from broaden.population.local import LocalPopulation
+
+PROGRESS_SECONDS = 0.2
+Message = dict[str, Any]
+
+
+def job_to_json(job: RolloutJob) -> Message:
+    """A job as sent, without its members and tensor names."""
+    return {
+        "run_seed": job.spec.run_seed, "step": job.spec.step, "sigma": job.spec.sigma.hex(),
+        "prompts": list(job.prompts), "samples": job.samples, "sampling": job.sampling.to_json(),
+        "member_in_key": job.member_in_key,
+    }  # fmt: skip
+
+
+def job_from_json(data: Message, names: tuple[str, ...], members: list[list[int]]) -> RolloutJob:
+    """Inverse of `job_to_json`, for the members of this worker."""
+    from broaden.perturb import NoiseSpec
+
+    return RolloutJob(
+        NoiseSpec(data["run_seed"], data["step"], float.fromhex(data["sigma"]), names),
+        tuple(Member(i, s) for i, s in members),
+        tuple(data["prompts"]),
+        data["samples"],
+        Sampling.from_json(data["sampling"]),
+        data["member_in_key"],
+    )
+
+
+def request_to_json(request: Request) -> list[Any]:
+    """[ids, key]: terse, since there are thousands."""
+    return [list(request.prompt_ids), request.key]
+
+
+def completion_to_json(completion: Completion) -> list[Any]:
+    """[ids, finish, logprobs, entropy]."""
+    return [list(completion.token_ids), completion.finish, completion.logprobs, completion.entropy]
+
+
+def completion_from_json(data: list[Any]) -> Completion:
+    """Inverse of `completion_to_json`; floats survive JSON exactly."""
+    ids, finish, logprobs, entropy = data
+    return Completion(
+        tuple(ids), finish,
+        None if logprobs is None else tuple(logprobs), None if entropy is None else tuple(entropy),
+    )  # fmt: skip
+
+
+class Server:
+    """Holds the engine and answers messages."""
+
+    def __init__(self, opening: Message, outward: IO[bytes]) -> None:
+        from broaden.population.host import HostSettings, build_host, prompts_from_json
+
+        self.outward = outward
+        self.host: LocalPopulation = build_host(
+            HostSettings(**opening["settings"]), prompts_from_json(opening["prompts"])
+        )
+        self.center = Path(opening["center"])
+        self.entries: list[Entry] = entries_from_json(opening["entries"])
+        self.total: int = opening["total"]
+        self.names: tuple[str, ...] = ()
+        self.version = -1
+        self.last = 0.0
+
+    def answer(self, message: Message) -> Message:
+        """The reply to one message."""
+        self.names = tuple(message["once"].get("names", self.names))
+        try:
+            return self._rollout(message) if "rollout" in message else self._generate(message)
+        except DivergedError as error:
+            return {"diverged": [error.message, error.fix]}
+
+    def _rollout(self, message: Message) -> Message:
+        self.version = -1
+        job = job_from_json(message["rollout"], self.names, message["members"])
+        center = map_center(self.center, self.entries, self.total)
+        return {"results": [r.to_json() for r in self.host.rollout(center, job, self.progress)]}
+
+    def _generate(self, message: Message) -> Message:
+        engine = self.host.engine
+        if message["version"] != self.version:
+            center = map_center(self.center, self.entries, self.total)
+            for name, tensor in engine.weights(0).items():
+                tensor.copy_(center[name])
+            engine.weights_changed()
+            self.version = message["version"]
+        requests = [Request(tuple(ids), key) for ids, key in message["generate"]]
+        idle: list[list[Request]] = [[] for _ in range(engine.members - 1)]
+        answers = engine.generate([requests, *idle], Sampling.from_json(message["sampling"]), self.progress)
+        return {"completions": [completion_to_json(c) for c in answers[0]]}
+
+    def progress(self, completions: int, tokens: int) -> None:
+        """Pass progress on, a few times a second."""
+        if time.monotonic() - self.last > PROGRESS_SECONDS:
+            self.last = time.monotonic()
+            send(self.outward, {"progress": [completions, tokens]})
+
+
+def serve(inward: IO[bytes], outward: IO[bytes]) -> None:
+    """Answer messages until the pipe closes."""
+    server = Server(receive(inward), outward)
+    send(outward, {"ready": True, "conditions": server.host.conditions()})
+    while True:
+        try:
+            message = receive(inward)
+        except WorkerError:
+            return
+        send(outward, server.answer(message))
+
+
+def main() -> None:
+    """Keep the protocol's pipe to ourselves: prints of libraries go to stderr; Ctrl-C is the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outward = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        serve(sys.stdin.buffer, outward)
+    except BrokenPipeError:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Pictures and tables from stored results alone: no torch, no models."""

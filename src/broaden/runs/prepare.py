@@ -1,0 +1,133 @@
+"""From a configuration to everything a run needs, with every mistake found before any compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from broaden import tasks
+from broaden.config import EsStage, RunConfig, TaskConfig
+from broaden.errors import UsageError
+from broaden.models import nano
+from broaden.models.checkpoint import Model, load_model
+from broaden.models.init import random_weights
+from broaden.models.sources import cache_root, resolve
+from broaden.models.spec import ModelSpec
+from broaden.models.tensor_files import write_tensors
+from broaden.models.tokenizer import ChatTokenizer
+from broaden.perturb import Selection
+from broaden.population.base import Prompt
+from broaden.population.host import HostSettings
+from broaden.records import Problem
+from broaden.store import commit
+from broaden.tasks.base import Family, Loaded
+
+BATCHED_PARAMETERS = 4_000_000
+"""Up to so many parameters a whole population is one batch; above, its weights would not fit the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was loaded and checked."""
+
+    config: RunConfig
+    folder: Path
+    model: Model
+    task: Family
+    loaded: Loaded
+    prompts: tuple[Prompt, ...]
+    device: str
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Load and check model, task and prompts. Raises a UsageError before any compute."""
+    device = pick_device(config.engine.device)
+    task = tasks.get(config.task.name)
+    loaded = load_task(config.task)
+    folder = model_folder(config)
+    model = load_model(folder)
+    prompts = encode(model.tokenizer, loaded.problems)
+    longest = max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage)), default=0)
+    check_context(prompts, longest, model.spec.max_positions)
+    for stage in config.stages:
+        if isinstance(stage, EsStage):
+            Selection(stage.include, stage.exclude).select(model.weights)
+    return Prepared(config, folder, model, task, loaded, prompts, device)
+
+
+def model_folder(config: RunConfig) -> Path:
+    """The folder of the run's starting model. `init:countdown-nano` makes one with fresh weights, keyed by
+    the run's seed, in the cache."""
+    scheme, _, name = config.model.source.partition(":")
+    if scheme != "init":
+        return resolve(config.model.source)
+    if name != "countdown-nano":
+        raise UsageError(f"no model to initialise is called {name!r}", "init:countdown-nano")
+    folder = cache_root() / "init" / f"{name}-{config.seed}"
+    if not (folder / "model.safetensors").is_file():
+        commit(folder, lambda temporary: _fresh(temporary, config.seed))
+    return folder
+
+
+def _fresh(folder: Path, seed: int) -> None:
+    nano.write_folder(folder)
+    write_tensors(folder, random_weights(ModelSpec.from_config(nano.config()), seed))
+
+
+def load_task(config: TaskConfig) -> Loaded:
+    """The training problems with the bad rows beside them."""
+    data = Path(config.data) if config.data is not None else None
+    task = tasks.get(config.name)
+    return task.read(config.split, data, config.limit, config.seed, **config.options)
+
+
+def encode(tokenizer: ChatTokenizer, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
+    """Render and tokenise each problem with the model's own chat template."""
+    return tuple(Prompt(p, tokenizer.encode_chat(p.messages)) for p in problems)
+
+
+def check_context(prompts: Sequence[Prompt], max_new_tokens: int, context: int) -> None:
+    """Nothing is cut silently: a prompt that does not fit is named before any compute."""
+    too_long = [p for p in prompts if len(p.ids) + max_new_tokens > context]
+    if too_long:
+        worst = max(too_long, key=lambda p: len(p.ids))
+        raise UsageError(
+            f"{len(too_long)} of {len(prompts)} prompts do not fit: problem {worst.problem.id!r} has {len(worst.ids)} "
+            f"tokens, and with {max_new_tokens} new ones passes the model's context of {context}",
+            "lower max_new_tokens, drop these problems, or take a model with a longer context",
+        )
+
+
+def pick_device(name: str) -> str:
+    """`auto` is CUDA where there is one. Raises UsageError for a device that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"{name!r} is no device", "cpu, cuda, cuda:1 or auto") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {name!r} asked for, {torch.cuda.device_count()} CUDA devices found", "--device cpu")
+    return name
+
+
+def host_settings(prepared: Prepared, stage: EsStage) -> HostSettings:
+    """How members are run: batched for small models, member by member for large ones."""
+    config = prepared.config
+    kind = config.population.kind
+    own = prepared.model.spec.family != "other" and config.engine.kind != "generate"
+    small = own and prepared.model.parameters <= BATCHED_PARAMETERS
+    batched = own and (kind == "batched" or (kind in ("auto", "processes") and small))
+    evaluations = stage.members * (2 if stage.estimator == "antithetic" else 1)
+    members = min(config.population.batch, evaluations) if batched else 1
+    if config.population.workers > 1 and members > 1:
+        members = min(members, -(-evaluations // config.population.workers))
+    longest = max(len(p.ids) for p in prepared.prompts) + stage.max_new_tokens
+    return HostSettings(
+        model=str(prepared.folder), task=config.task.name, engine=config.engine.kind,
+        dtype=config.model.dtype, device=prepared.device, members=members, slots=config.engine.slots,
+        max_context=longest,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""From a stage's configuration to its trainer: plain settings, population, optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from broaden.config import EsStage, SftStage
+from broaden.errors import ConfigError
+from broaden.es import EsSettings
+from broaden.es import train as es_train
+from broaden.models.optimizer import AdamW
+from broaden.perturb import Selection
+from broaden.population import InPlacePopulation, LocalPopulation, Population, ProcessPopulation
+from broaden.population.base import OnProgress
+from broaden.population.host import build_host
+from broaden.records import Sampling, StepRecord
+from broaden.runs.prepare import Prepared, host_settings
+from broaden.runs.traces import trace_source
+from broaden.seeds import stream
+from broaden.sft.trainer import SftSettings, optimizer_for
+from broaden.sft.trainer import train as sft_train
+
+Weights = dict[str, torch.Tensor]
+
+
+def es_settings(stage: EsStage) -> EsSettings:
+    """The trainer's plain values."""
+    return EsSettings(
+        updates=stage.updates, members=stage.members, prompts=stage.prompts, sigma=stage.sigma, alpha=stage.alpha,
+        sampling=Sampling(stage.temperature, stage.max_new_tokens), samples=stage.samples,
+        sigma_end=stage.sigma_end, sigma_schedule=stage.sigma_schedule, alpha_end=stage.alpha_end,
+        alpha_schedule=stage.alpha_schedule, shaping=stage.shaping, estimator=stage.estimator,
+        member_in_key=stage.member_in_key, precision=stage.precision, control=stage.control, decay=stage.decay,
+        selection=Selection(stage.include, stage.exclude),
+    )  # fmt: skip
+
+
+def sft_settings(stage: SftStage) -> SftSettings:
+    """The trainer's plain values."""
+    return SftSettings(
+        updates=stage.updates, batch=stage.batch, micro_batch=stage.micro_batch, learning_rate=stage.learning_rate,
+        schedule=stage.schedule, warmup=stage.warmup, learning_rate_end=stage.learning_rate_end, clip=stage.clip,
+        weight_noise=stage.weight_noise, weight_decay=stage.weight_decay, beta1=stage.beta1, beta2=stage.beta2,
+    )  # fmt: skip
+
+
+def population_for(prepared: Prepared, stage: EsStage, center: Weights) -> Population | None:
+    """Serial, batched or processes, as the configuration says; None where no rollouts are needed."""
+    if stage.control == "random_z":
+        return None
+    settings = host_settings(prepared, stage)
+    config = prepared.config.population
+    if stage.precision == "bf16_inplace":
+        if config.workers > 1:
+            raise ConfigError("the in-place control runs member by member in one process", "population.workers = 1")
+        host = build_host(settings, prepared.prompts)
+        return InPlacePopulation(host.engine, host.tokenizer, host.task, host.prompts)
+    if config.kind == "processes" or config.workers > 1:
+        return ProcessPopulation(settings, prepared.prompts, center, config.workers)
+    return build_host(settings, prepared.prompts)
+
+
+@dataclass(slots=True)
+class ActiveStage:
+    """A stage under way: its records, and what a checkpoint inside it needs."""
+
+    records: Iterator[StepRecord]
+    population: Population | None = None
+    optimizer: AdamW | None = None
+    conditions: dict[str, object] = field(default_factory=dict)
+
+    def optimizer_state(self) -> dict[str, torch.Tensor] | None:
+        """Tensors for a checkpoint; None where the stage has no optimiser."""
+        return None if self.optimizer is None else self.optimizer.state()
+
+    def close(self) -> None:
+        """Give back worker processes."""
+        if self.population is not None:
+            self.population.close()
+
+
+def start_stage(
+    prepared: Prepared,
+    index: int,
+    center: Weights,
+    origin: Weights,
+    *,
+    start: int,
+    optimizer: Mapping[str, torch.Tensor] | None,
+    on_progress: OnProgress,
+) -> ActiveStage:
+    """Build stage number `index` of the run, from its update `start` on."""
+    stage = prepared.config.stages[index]
+    seed = stage_seed(prepared.config.seed, index)
+    if isinstance(stage, SftStage):
+        settings = sft_settings(stage)
+        adamw = optimizer_for(center, settings)
+        if optimizer is not None:
+            adamw.load(optimizer)
+        records = sft_train(
+            prepared.model.spec, center, trace_source(prepared, stage, seed), settings,
+            run_seed=seed, optimizer=adamw, start_step=start,
+        )  # fmt: skip
+        return ActiveStage(records, optimizer=adamw)
+    population = population_for(prepared, stage, center)
+    records = es_train(
+        center, origin, len(prepared.prompts), population, es_settings(stage), run_seed=seed, start=start,
+        flops_per_token=2 * prepared.model.parameters, on_progress=on_progress,
+    )  # fmt: skip
+    return ActiveStage(records, population, conditions=population.conditions() if population else {})
+
+
+def stage_seed(run_seed: int, index: int) -> int:
+    """A stage's own seed, so that two ES stages of one run never share noise."""
+    return stream(run_seed, "stage", index)

@@ -1,0 +1,83 @@
+"""GSM8K: grade-school word problems with integer answers; the final answer stands in a box.
+
+Gold: the number after the last `####`. Numbers are compared exactly (no tolerance of any kind). The rules and
+the agreement with the authors' judged solutions stand in docs/tasks/gsm8k.md. Not here: general mathematics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from broaden.errors import DataError, UsageError
+from broaden.records import FinishReason, Problem, Verdict
+from broaden.tasks.base import BadRow, Family, system_user, user
+from broaden.tasks.extract import last_box
+from broaden.tasks.files import Row, column, find
+from broaden.tasks.hub import rows_of
+from broaden.tasks.numbers import number, show
+
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+_MARK = re.compile(r"<<[^<>]*>>")
+
+
+class GSM8K(Family):
+    """Splits: train, test. Columns: question, answer (solution and `#### gold`), or a ready gold."""
+
+    name = "gsm8k"
+    version = "1"
+    title = "GSM8K: grade-school mathematics, an integer in a box"
+    hub = "openai/gsm8k"
+    options = {"prompt": "paper"}
+
+    def rows(
+        self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
+    ) -> Iterator[Problem | BadRow]:
+        preset = options["prompt"]
+        if preset not in ("paper", "plain"):
+            raise UsageError(f"gsm8k has no prompt preset {preset!r}", "use prompt=paper or prompt=plain (no system message)")
+        path = find(data, split) if data is not None else None
+        for at, row in rows_of(self, path, split):
+            yield from_row(row, f"{split}/{at}", f"{path or self.hub}, row {at}", preset)
+
+    def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
+        gold = number(problem.gold)
+        if gold is None:
+            return self.verdict("gold_unparseable", note=f"gold {problem.gold[:80]!r}")
+        found = last_box(completion, finish, bool(problem.extra.get("thinking")))
+        if found.text is None:
+            return self.verdict("truncated" if found.missing == "truncated" else "no_answer")
+        value = number(found.text)
+        if value is None:
+            return self.verdict("unparseable", answer=found.text[:400])
+        right = value == gold
+        return self.verdict(
+            "correct" if right else "wrong",
+            answer=found.text, ballot=show(value), well_formed=True, borderline=right and found.dangling,
+        )  # fmt: skip
+
+
+def gold_of(answer: str) -> str | None:
+    """The text after the last `####`, or None where there is no such mark."""
+    head, mark, tail = answer.rpartition("####")
+    return tail.strip() if mark else None
+
+
+def from_row(row: Row, id: str, where: str, preset: str) -> Problem | BadRow:
+    """A problem; DataError where a column or the `####` is missing, BadRow where the gold is no number."""
+    question = str(column(row, ("question", "problem"), where)).strip()
+    answer = str(column(row, ("answer",), where))
+    gold = gold_of(answer)
+    if gold is None:
+        raise DataError(f"{where}: the answer has no '####' before its gold", "give the data in its published format")
+    if not question:
+        return BadRow(id, "the question is empty")
+    value = number(gold)
+    if value is None:
+        return BadRow(id, f"the gold {gold[:60]!r} is not a number")
+    question = _MARK.sub("", question)
+    messages = system_user(SYSTEM, question) if preset == "paper" else user(f"{question}\n\n{SYSTEM}")
+    extra = {"published_gold": gold} if gold != show(value) else {}
+    return Problem(id, "gsm8k", messages, show(value), extra)

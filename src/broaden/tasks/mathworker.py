@@ -1,0 +1,168 @@
+r"""The other side of `mathpool`: a process that runs math-verify where it can be killed.
+
+Started as a script (never imported by broaden): JSON lines in on stdin, JSON lines out on stdout. The process itself
+only loads math-verify once; every question is answered by a forked child with a memory limit, which is killed
+when the time is over and replaced by the next fork. So a hang, a crash or a memory bomb costs one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from fractions import Fraction
+from typing import Any
+
+POINTS = (Fraction(17, 11), Fraction(29, 13), Fraction(53, 17), Fraction(11, 23), Fraction(71, 19), Fraction(37, 29), Fraction(97, 41))
+
+
+def main() -> int:
+    """Serves until stdin closes. The first argument is the memory limit of a child in bytes."""
+    memory = int(sys.argv[1])
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    import math_verify  # noqa: F401 - loaded before the fork, so that children start at once
+
+    child: tuple[int, int, int] | None = None
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if child is None:
+            child = _fork(memory)
+        answer = _ask(child, line, float(asked["seconds"]))
+        if "failed" in answer:
+            _end(child)
+            child = None
+        print(json.dumps(answer), flush=True)
+    if child is not None:
+        _end(child)
+    return 0
+
+
+def _fork(memory: int) -> tuple[int, int, int]:
+    """(pid, write end of its questions, read end of its answers)."""
+    question_r, question_w = os.pipe()
+    answer_r, answer_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(question_w)
+        os.close(answer_r)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _serve(question_r, answer_w)
+        os._exit(0)
+    os.close(question_r)
+    os.close(answer_w)
+    return pid, question_w, answer_r
+
+
+def _end(child: tuple[int, int, int]) -> None:
+    pid, question_w, answer_r = child
+    os.close(question_w)
+    os.close(answer_r)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(pid, 0)
+
+
+def _ask(child: tuple[int, int, int], line: str, seconds: float) -> dict[str, Any]:
+    _, question_w, answer_r = child
+    deadline = time.monotonic() + seconds
+    data = b""
+    try:
+        os.write(question_w, line.encode())  # a question is far below the pipe's capacity
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([answer_r], [], [], left)[0]:
+                return {"failed": "timeout"}
+            chunk = os.read(answer_r, 65536)
+            if not chunk:
+                return {"failed": "crashed"}
+            data += chunk
+            if len(data) > 1 << 20:
+                return {"failed": "crashed"}
+        out: dict[str, Any] = json.loads(data)
+        return out
+    except (OSError, ValueError):
+        return {"failed": "crashed"}
+
+
+def _serve(question_r: int, answer_w: int) -> None:
+    buffered = b""
+    while True:
+        while b"\n" not in buffered:
+            chunk = os.read(question_r, 65536)
+            if not chunk:
+                return
+            buffered += chunk
+        line, _, buffered = buffered.partition(b"\n")
+        try:
+            answer = _answer(json.loads(line))
+        except MemoryError:
+            answer = {"failed": "memory"}
+        except RecursionError:
+            answer = {"ok": False, "parsed": False}
+        except BaseException as error:  # math-verify's timeout derives from BaseException
+            answer = {"failed": "crashed", "what": type(error).__name__}
+        os.write(answer_w, json.dumps(answer).encode() + b"\n")
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """{"ok": is it equal, "parsed": could both be read, "by": which route decided}."""
+    from math_verify import verify
+
+    gold, answer = _parse(asked["gold"]), _parse(asked["answer"])
+    if not gold or not answer:
+        return {"ok": False, "parsed": False, "by": "", "gold": bool(gold)}
+    ok = bool(verify(gold, answer, timeout_seconds=None))
+    agreed = _probe(gold[0], answer[0])
+    if ok and agreed is False:
+        return {"ok": False, "parsed": True, "by": "numeric veto", "gold": True}
+    if not ok and agreed:
+        return {"ok": True, "parsed": True, "by": "numeric probe", "gold": True}
+    return {"ok": ok, "parsed": True, "by": "math-verify", "gold": True}
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+    from math_verify.parser import LatexExtractionConfig
+
+    config = LatexExtractionConfig(boxed_match_priority=0)
+    out = parse(f"\\boxed{{{text}}}", [config], fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+    return list(out)
+
+
+def _probe(gold: Any, answer: Any) -> bool | None:
+    """Compares two expressions at fixed points to 40 digits: True, False, None where they can't be evaluated."""
+    import sympy
+
+    if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
+        return None
+    names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(names) > 6 or gold.has(sympy.Float) != answer.has(sympy.Float):
+        return None
+    if gold.has(sympy.Sum, sympy.Integral, sympy.Product) or answer.has(sympy.Sum, sympy.Integral, sympy.Product):
+        return None
+    for turn in range(4 if names else 1):
+        at = {n: sympy.Rational(POINTS[(i + turn) % 7].numerator, POINTS[(i + turn) % 7].denominator) for i, n in enumerate(names)}
+        x, y = sympy.N(gold.subs(at), 40), sympy.N(answer.subs(at), 40)
+        if not (x.is_number and y.is_number) or not (x.is_finite and y.is_finite):
+            return None
+        scale = max(abs(x), abs(y))
+        if scale != 0 and abs(x - y) > scale * sympy.Float("1e-30"):
+            return False if not gold.has(sympy.Float) else None
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
