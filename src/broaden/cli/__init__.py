@@ -15,7 +15,7 @@ def build() -> typer.Typer:
 
     app = typer.Typer(
         name="broaden",
-        help="Post-train language models for reasoning with evolution strategies, and measure honestly what came of it.",
+        help="Post-train language models for reasoning with evolution strategies; measure honestly what came of it.",
         epilog="Start with: broaden demo",
         no_args_is_help=True,
         add_completion=False,
@@ -50,20 +50,22 @@ def main() -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code and never shows a traceback for a user's mistake."""
-    from click.exceptions import Abort, ClickException
-
     from broaden.errors import BroadenError
 
+    # typer carries click inside or beside it, by version: take the usage errors' base from the class that it exports.
+    usage_error = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = build()(args=arguments, prog_name="broaden", standalone_mode=False)
         return int(code or 0)
-    except ClickException as error:
-        error.show()
-        return 2
     except BroadenError as error:
         return common.fail(error)
-    except (Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("broaden: interrupted\n")
         return 130
     except BrokenPipeError:
         return 1
+    except Exception as error:
+        if not isinstance(error, usage_error):
+            raise
+        error.show()  # type: ignore[attr-defined]
+        return 2

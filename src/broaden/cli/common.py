@@ -13,7 +13,9 @@ from broaden.errors import BroadenError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output; everything else on stderr.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output; everything else on stderr.")
+]
 
 
 def stderr() -> Console:
@@ -50,7 +52,9 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} is not a list of numbers", f"for example {option} 0.1,0.6") from error
+        raise UsageError(
+            f"{option} {text!r} is not a list of numbers", f"for example {option} 0.1,0.6"
+        ) from error
     return values
 
 

@@ -29,7 +29,9 @@ def compare(
     device: ev.Device = "auto",
     dtype: ev.Dtype = "float32",
     workers: ev.Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="Where new evaluations go (default: runs/compare).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where new evaluations go (default: runs/compare).")
+    ] = None,
     as_json: common.Json = False,
 ) -> int:
     """Compare evaluations, runs or any Hugging Face checkpoints on the same problems, paired.
@@ -68,7 +70,11 @@ def compare(
         n: s.with_metric("drift", d) if (d := drifts.get(a)) is not None else s
         for (n, s), a in zip(summaries.items(), arms, strict=True)
     }
-    shown = [f"pass@{x}" for x in ks] + [f"maj@{x}" for x in ks[-1:]] + ["entropy", "drift", "truncated", "distinct"]
+    shown = (
+        [f"pass@{x}" for x in ks]
+        + [f"maj@{x}" for x in ks[-1:]]
+        + ["entropy", "drift", "truncated", "distinct"]
+    )
     result = document(summaries, pairs, _conditions(sets))
     console = common.tables(as_json)
     console.print(arms_table(summaries, shown))
@@ -89,14 +95,17 @@ def _evaluate(source: str, name: str, settings: Any, folder: Path) -> SampleSet:
     from broaden.store import SampleStore
 
     console = common.stderr()
-    with Evaluator(source, settings) as evaluator, Interrupts("run the same command again to go on") as stop:
-        with EvalBars(console, name, evaluator.total) as bars:
+    with (
+        Evaluator(source, settings) as evaluator,
+        Interrupts("run the same command again to go on") as stop,
+        EvalBars(console, name, evaluator.total) as bars,
+    ):
 
-            def progress(done: int, tokens: int) -> None:
-                stop.check()
-                bars.update(done, tokens)
+        def progress(done: int, tokens: int) -> None:
+            stop.check()
+            bars.update(done, tokens)
 
-            return evaluator.run(store=SampleStore(folder), on_progress=progress)
+        return evaluator.run(store=SampleStore(folder), on_progress=progress)
 
 
 def _drifts(arms: list[str]) -> dict[str, float]:

@@ -21,12 +21,16 @@ SHOWN = ("pass@1", "pass@8", "pass@32", "maj@32", "entropy", "drift", "truncated
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Where everything goes (default: runs/demo-seedS).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where everything goes (default: runs/demo-seedS).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Training and sampling seed.")] = 0,
     updates: Annotated[int, typer.Option(min=1, help="ES updates.")] = 60,
     problems: Annotated[int, typer.Option(min=10, help="Test problems.")] = 500,
     nulls: Annotated[int, typer.Option(min=0, help="Random walks of the same length, as the null.")] = 4,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a core, 8 at most).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes (default: one a core, 8 at most).")
+    ] = None,
     as_json: common.Json = False,
 ) -> int:
     """Train the bundled model with ES; compare it with its base, a null and the base's temperature frontier.
@@ -56,6 +60,8 @@ def demo(
         for p in result.frontier
     ]  # fmt: skip
     data["nulls"] = result.nulls
+    if result.gap is not None:
+        data["coverage_at_equal_pass@1"] = {"es": result.gap.to_json()}
     data["conditions"]["wall_seconds"] = time.monotonic() - began
     write_summary(folder, data)
     console = common.tables(as_json)
@@ -66,11 +72,13 @@ def demo(
     _picture(data, folder, console)
     if result.example is not None:
         prompt, before, after = result.example
-        console.print(f"\n{prompt}\n--- base\n{before}\n--- ES\n{after}\n", markup=False)
+        console.print(f"\n{prompt}\n--- base\n{before}\n--- ES\n{after}\n", markup=False, soft_wrap=True)
     console.print(
         f"{time.monotonic() - began:,.0f} s in all; everything is in {folder}\n"
-        f"next: broaden replay {folder / 'es'} --step 10   |   broaden compare {folder}/samples/base {folder}/samples/es",
+        f"next: broaden replay {folder / 'es'} --step 10   or   "
+        f"broaden compare {folder}/samples/base {folder}/samples/es",
         markup=False,
+        soft_wrap=True,
     )
     if as_json:
         common.print_json(data)
@@ -87,6 +95,14 @@ def _frontier(result: DemoResult, console: Console) -> None:
         cells = [f"{i.value:.3f} [{i.low:.3f}, {i.high:.3f}]" for i in (p.pass_1, p.pass_k)]
         table.add_row(p.label, *cells)
     console.print(table)
+    if result.gap is not None:
+        g = result.gap
+        console.print(
+            f"at ES's Pass@1 of {g.pass_1.value:.3f} the base's frontier has Pass@32 {g.frontier.value:.3f}; ES is "
+            f"{g.gap.value:+.3f} [{g.gap.low:+.3f}, {g.gap.high:+.3f}] from it"
+            + (f" (beyond the frontier's end in {100 * g.beyond:.0f} % of resamples)" if g.beyond else ""),
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _picture(data: dict[str, object], folder: Path, console: Console) -> None:
@@ -96,9 +112,9 @@ def _picture(data: dict[str, object], folder: Path, console: Console) -> None:
     try:
         path = frontier_figure(data, folder / "frontier.png")
     except UsageError as error:
-        console.print(f"no picture: {error.message} ({error.fix})", markup=False)
+        console.print(f"no picture: {error.message} ({error.fix})", markup=False, soft_wrap=True)
         return
-    console.print(f"picture: {path}", markup=False)
+    console.print(f"picture: {path}", markup=False, soft_wrap=True)
 
 
 class _Screen:
@@ -109,7 +125,7 @@ class _Screen:
 
     def note(self, text: str) -> None:
         """A line for people."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def training(self, label: str) -> Iterator[Watcher]:

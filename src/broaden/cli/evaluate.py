@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from broaden.runs.arms import EvalSettings
 
 Samples = Annotated[int | None, typer.Option(min=1, help="M: samples a problem (default 32).")]
-Temperature = Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature (default 0.6); 0 is greedy.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, help="Sampling temperature (default 0.6); 0 is greedy.")
+]
 NewTokens = Annotated[int, typer.Option(min=1, help="Longest response.")]
 Split = Annotated[str | None, typer.Option(help="The data set's split (default: the task's).")]
 Data = Annotated[Path | None, typer.Option(help="A local file of problems.")]
@@ -28,7 +30,9 @@ K = Annotated[str | None, typer.Option("--k", help="Which K of Pass@K and Maj@K 
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model folder, a run directory, a hub name, bundled:NAME, pypi:...")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a run directory, a hub name, bundled:NAME, pypi:...")
+    ],
     task: Annotated[str, typer.Option(help="A task's name, or several with commas; see `broaden tasks ls`.")],
     split: Split = None,
     data: Data = None,
@@ -43,8 +47,12 @@ def evaluate(
     device: Device = "auto",
     dtype: Dtype = "float32",
     workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="Where samples and summary go (default: runs/eval-...).")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Load and check everything, say how much there is to do, stop.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where samples and summary go (default: runs/eval-...).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Load and check everything, say how much it is, stop.")
+    ] = False,
     as_json: common.Json = False,
 ) -> int:
     """Sample M responses a problem and report Pass@K, Maj@K, entropy and truncation with 95 % intervals.
@@ -56,7 +64,9 @@ def evaluate(
     if greedy and ((samples or 1) > 1 or temperature):
         raise UsageError("--greedy is one sample at temperature 0", "drop --samples and --temperature")
     if temperature == 0 and (samples or 1) > 1:
-        raise UsageError(f"{samples} samples at temperature 0 would be copies", "--greedy, or a higher temperature")
+        raise UsageError(
+            f"{samples} samples at temperature 0 would be copies", "--greedy, or a higher temperature"
+        )
     if greedy or temperature == 0:
         samples, temperature = 1, 0.0
     m = 32 if samples is None else samples
@@ -89,12 +99,15 @@ def choose_ks(text: str | None, samples: int) -> tuple[int, ...]:
     values = tuple(sorted({int(v) for v in common.parse_numbers(text, "--k")}))
     if values[0] < 1 or values[-1] > samples:
         raise UsageError(
-            f"--k {text} with --samples {samples}: K must lie between 1 and M", f"--samples {values[-1]} or a smaller K"
+            f"--k {text} with --samples {samples}: K must lie between 1 and M",
+            f"--samples {values[-1]} or a smaller K",
         )
     return values
 
 
-def _one(model: str, settings: EvalSettings, ks: tuple[int, ...], folder: Path, dry_run: bool, as_json: bool) -> dict[str, object]:
+def _one(
+    model: str, settings: EvalSettings, ks: tuple[int, ...], folder: Path, dry_run: bool, as_json: bool
+) -> dict[str, object]:
     from broaden.cli.progress import EvalBars
     from broaden.evaluation import document, summarise
     from broaden.evaluation.tables import arms_table
@@ -104,7 +117,10 @@ def _one(model: str, settings: EvalSettings, ks: tuple[int, ...], folder: Path, 
 
     console = common.stderr()
     label = label_of(model)
-    with Evaluator(model, settings) as evaluator, Interrupts("run the same command again to go on") as interrupts:
+    with (
+        Evaluator(model, settings) as evaluator,
+        Interrupts("run the same command again to go on") as interrupts,
+    ):
         console.print(f"{settings.task}: {evaluator.loaded.describe()}", markup=False)
         if dry_run:
             return _plan(evaluator, console)

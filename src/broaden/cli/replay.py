@@ -22,8 +22,8 @@ def replay(
     """
     from broaden.models.checkpoint import load_model, save_model
     from broaden.runs import replay_run
-    from broaden.runs.prepare import model_folder
     from broaden.runs.loop import stored_config
+    from broaden.runs.prepare import model_folder
     from broaden.store import RunDir, commit
 
     checked: list[tuple[int, str]] = []
@@ -37,6 +37,6 @@ def replay(
     else:
         common.stdout().print(
             f"update {at}: {len(checked)} hashes checked, all equal; center {digest}"
-            + (f"; saved in {out}" if out else ""), markup=False,
+            + (f"; saved in {out}" if out else ""), markup=False, soft_wrap=True,
         )  # fmt: skip
     return 0

@@ -12,7 +12,9 @@ from broaden.cli import common
 
 def rescore(
     samples: Annotated[list[Path], typer.Argument(help="Sample folders (what `broaden eval --out` wrote).")],
-    out: Annotated[Path | None, typer.Option(help="Write the rescored samples here (one folder given).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the rescored samples here (one folder given).")
+    ] = None,
     as_json: common.Json = False,
 ) -> int:
     """Judge stored samples with the verifier of this version and list every verdict that differs.
@@ -33,7 +35,7 @@ def rescore(
             SampleStore(out).write(found.rescored)
         if not as_json:
             console = common.stdout()
-            console.print(f"{folder}: {found.text()}", markup=False)
+            console.print(f"{folder}: {found.text()}", markup=False, soft_wrap=True)
     if as_json:
         common.print_json({"rescored": results})
     return 0

@@ -15,11 +15,17 @@ EPILOG = "Examples: broaden train configs/demo/es.toml seed=1 --out runs/es-1   
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; see configs/.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, for example stages.0.sigma=0.01.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, for example stages.0.sigma=0.01.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/NAME-seedS).")] = None,
     stages: Annotated[str | None, typer.Option(help="Shorthand: es:117,sft:50.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run; a given CONFIG must agree with it.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the resolved file, memory and budget; run nothing.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run; a given CONFIG must agree with it.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print the resolved file, memory and budget; run nothing.")
+    ] = False,
     as_json: common.Json = False,
 ) -> int:
     """Train a model as a configuration says: stages of ES and warm starts, in order.
@@ -56,7 +62,8 @@ def train(
     else:
         common.stdout().print(
             f"{result.step} updates in {result.seconds:,.0f} s; model in {result.checkpoint}\n"
-            f"center hash {result.center_hash}\nnext: broaden eval {result.path} --task ...", markup=False
+            f"center hash {result.center_hash}\nnext: broaden eval {result.path} --task ...",
+            markup=False, soft_wrap=True,
         )  # fmt: skip
     return 0
 
@@ -71,5 +78,5 @@ def _dry_run(config: object, as_json: bool) -> int:
     if as_json:
         common.print_json({"config": to_dict(config), "plan": found.to_json()})
     else:
-        common.stdout().print(to_toml(config) + "\n" + found.text(), markup=False)
+        common.stdout().print(to_toml(config) + "\n" + found.text(), markup=False, soft_wrap=True)
     return 0

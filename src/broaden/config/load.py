@@ -1,4 +1,4 @@
-"""Reading a configuration: TOML file, `key=value` overrides, the `--stages es:117,sft:50` shorthand, and back to TOML."""
+"""Reading a configuration: TOML, `key=value` overrides, the `--stages es:117,sft:50` shorthand; and back to TOML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def load_config(path: Path, overrides: tuple[str, ...] = (), stages: str | None 
     return build_config(data, overrides, stages)
 
 
-def build_config(data: dict[str, Any], overrides: tuple[str, ...] = (), stages: str | None = None) -> RunConfig:
+def build_config(
+    data: dict[str, Any], overrides: tuple[str, ...] = (), stages: str | None = None
+) -> RunConfig:
     """Validate a raw dict after the shorthand, the overrides and the presets."""
     if stages is not None:
         data = {**data, "stages": parse_stages(stages, data.get("stages"))}
@@ -47,7 +49,9 @@ def parse_stages(text: str, given: Any = None) -> list[dict[str, Any]]:
     for part in text.split(","):
         algo, _, updates = part.strip().partition(":")
         if not updates.isdigit():
-            raise ConfigError(f"--stages {text!r}: {part!r} is not ALGO:UPDATES", "for example --stages es:117")
+            raise ConfigError(
+                f"--stages {text!r}: {part!r} is not ALGO:UPDATES", "for example --stages es:117"
+            )
         out.append({**tables.get(algo, {}), "algo": algo, "updates": int(updates)})
     return out
 

@@ -34,7 +34,9 @@ class TaskConfig(Leaf):
 
     name: str = Field("countdown", description="A task's name; `broaden tasks ls` lists them.")
     split: str = Field("train", description="The split to train on.")
-    data: str | None = Field(None, description="A local file (JSONL, JSON or Parquet); generated tasks need none.")
+    data: str | None = Field(
+        None, description="A local file (JSONL, JSON or Parquet); generated tasks need none."
+    )
     limit: int | None = Field(None, ge=1, description="Only the first so many problems.")
     seed: int = Field(0, description="Seed of generated problems.")
     options: dict[str, Any] = Field(default_factory=dict, description="The task's own options.")
@@ -44,10 +46,13 @@ class EngineConfig(Leaf):
     """How completions are generated."""
 
     kind: Literal["auto", "torch", "generate"] = Field(
-        "auto", description="torch: own decode path; generate: transformers; auto: own where the family allows."
+        "auto",
+        description="torch: own decode path; generate: transformers; auto: own where the family allows.",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, or auto.")
-    slots: int | None = Field(None, ge=1, description="Sequences decoded at once per member (default: by size).")
+    slots: int | None = Field(
+        None, ge=1, description="Sequences decoded at once per member (default: by size)."
+    )
     self_test: bool = Field(True, description="Prove at start that batching changes no bit on this machine.")
 
 
@@ -55,7 +60,8 @@ class PopulationConfig(Leaf):
     """How the members of a population are run. None of this changes a result."""
 
     kind: Literal["auto", "serial", "batched", "processes"] = Field(
-        "auto", description="auto: batched for small models, serial otherwise, in processes where workers > 1."
+        "auto",
+        description="auto: batched for small models, serial otherwise, in processes where workers > 1.",
     )
     workers: int = Field(1, ge=1, description="Local processes of one thread each.")
     batch: int = Field(32, ge=1, description="Members whose weights live in one batch (batched).")
@@ -85,13 +91,17 @@ class EsStage(Leaf):
         "fp32_master", description="bf16_inplace is the labelled control: what public code does."
     )
     control: Literal["none", "random_z", "shuffled_rewards"] = Field(
-        "none", description="random_z: a walk without rollouts; shuffled_rewards: rewards permuted over members."
+        "none",
+        description="random_z: a walk without rollouts; shuffled_rewards: rewards permuted over members.",
     )
     decay: float = Field(0.0, ge=0, lt=1, description="Pull toward the starting weights at each update.")
     include: tuple[str, ...] = Field(("*",), description="Tensors that are perturbed (glob patterns).")
     exclude: tuple[str, ...] = Field((), description="Tensors that are not.")
     collapse: float = Field(
-        0.25, ge=0, lt=1, description="Stop when the smoothed reward falls below this share of its best; 0: never."
+        0.25,
+        ge=0,
+        lt=1,
+        description="Stop when the smoothed reward falls below this share of its best; 0: never.",
     )
 
     @model_validator(mode="after")
@@ -124,7 +134,9 @@ class SftStage(Leaf):
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second decay.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
-    weight_noise: float = Field(0.0, ge=0, description="Gaussian noise on the weights of each pass: flatter minima.")
+    weight_noise: float = Field(
+        0.0, ge=0, description="Gaussian noise on the weights of each pass: flatter minima."
+    )
     traces: dict[str, Any] = Field(default_factory=dict, description="Options of the task's trace generator.")
 
 
@@ -146,7 +158,9 @@ class ProbeConfig(Leaf):
 class CheckpointConfig(Leaf):
     """When weights are written. An ES run needs few: its log rebuilds every step."""
 
-    every: int = Field(50, ge=0, description="Updates between checkpoints; 0: only at stage ends and on Ctrl-C.")
+    every: int = Field(
+        50, ge=0, description="Updates between checkpoints; 0: only at stage ends and on Ctrl-C."
+    )
     keep: int = Field(3, ge=1, description="Checkpoints kept beside stage ends.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from broaden.engines.base import NUMERICS_VERSION, Engine, OnProgress, Weights
 from broaden.engines.build import build_engine, choose_device
 from broaden.engines.scripted import ScriptedEngine
-from broaden.engines.selftest import SelfTestReport, self_test
+from broaden.engines.selftest import SelfTestReport, prove, self_test
 from broaden.engines.torch_engine import TorchEngine
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "Weights",
     "build_engine",
     "choose_device",
+    "prove",
     "self_test",
 ]

@@ -2,159 +2,191 @@
 
     o = softmax(q K^T / sqrt(d)) V,   q, k = rope(norm(x + bias)),   over cached positions 0 .. the row's own
 
-The same kernel serves prompts (rows of one sequence in order) and decoding. `attend_kernel(d)` compiles it for one
-head width, since loops of known length are what the compiler turns into vector code. Arithmetic is float32; keys and
-values are stored as float32 or bfloat16 (uint16 bits). Not here: the projections around it (`compiled`).
+The same kernel serves prompts (rows of one sequence in order) and decoding. Keys and values lie in tiles of TILE
+positions, each [d, TILE], so that every inner loop runs along positions: it fills vector lanes whatever d is.
+Arithmetic is float32; stored numbers are float32 or bfloat16 (uint16 bits). Not here: the projections (`compiled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 
-from broaden.engines.jit import narrow, reduction, strict, widen
+from broaden.engines.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
 from broaden.engines.mathfn import exp32
 
-LANES = 16  # scores are padded to a multiple of this
+TILE = 64  # positions in a tile of the cache
+DIMENSIONS = 4  # of a head taken at a time; its width must be a multiple
+LANES = 16  # loops over positions run to a multiple of this; what lies beyond the length weighs nothing
 ONE, ZERO, NOTHING = np.float32(1.0), np.float32(0.0), np.float32(-1e30)
 
 
 @reduction
-def _largest(x: np.ndarray, blocks: int) -> float:
+def _square_sum(x: Array, n: int) -> Scalar:
+    total = ZERO
+    for i in range(n):
+        total += x[i] * x[i]
+    return total
+
+
+@strict_inline
+def _prepare(
+    x: Array, row: int, head: int, bias: Array, norm: Array, member: int, eps: Scalar,
+    cos: Array, sin: Array, position: int, out: Array,
+) -> None:  # fmt: skip
+    """out = rope(norm(x + bias)) of one head at one position; an empty bias or norm is left out."""
+    width, half = x.shape[2], x.shape[2] // 2
+    for i in range(width):
+        out[i] = widen(x[row, head, i])
+    if bias.size:
+        for i in range(width):
+            out[i] += widen(bias[member, head, i])
+    if norm.size:
+        scale = ONE / np.sqrt(_square_sum(out, width) / np.float32(width) + np.float32(eps))
+        for i in range(width):
+            out[i] = out[i] * scale * widen(norm[member, i])
+    for i in range(half):
+        first, second = out[i], out[half + i]
+        out[i] = first * cos[position, i] - second * sin[position, i]
+        out[half + i] = second * cos[position, i] + first * sin[position, i]
+
+
+@strict_inline
+def _score(q: Array, k: Array, tile: int, n: int, scores: Array, block: int) -> None:
+    """scores[block, :n] = q . k over the first n positions of a tile, four dimensions at a time."""
+    for j in range(n):
+        scores[block, j] = ZERO
+    for i in range(0, q.shape[0], DIMENSIONS):
+        q0, q1, q2, q3 = q[i], q[i + 1], q[i + 2], q[i + 3]
+        for j in range(n):
+            scores[block, j] += (q0 * widen(k[tile, i, j]) + q1 * widen(k[tile, i + 1, j])) + (
+                q2 * widen(k[tile, i + 2, j]) + q3 * widen(k[tile, i + 3, j])
+            )
+
+
+@reduction
+def _largest(x: Array, n: int) -> Scalar:
     top = x[0]
-    for block in range(blocks):
-        for j in range(LANES):
-            top = max(top, x[block * LANES + j])
+    for j in range(n):
+        top = max(top, x[j])
     return top
 
 
 @reduction
-def _sum(x: np.ndarray, blocks: int) -> float:
+def _sum(x: Array, n: int) -> Scalar:
     total = ZERO
-    for block in range(blocks):
-        part = ZERO
-        for j in range(LANES):
-            part += x[block * LANES + j]
-        total += part
+    for j in range(n):
+        total += x[j]
     return total
 
 
-@strict
-def _softmax(scores: np.ndarray, length: int) -> float:
-    """Scores become exp(score - max), with zeros up to a multiple of LANES; returns 1 / sum."""
-    blocks = (length + LANES - 1) // LANES
-    for t in range(length, blocks * LANES):
+@strict_inline
+def _softmax(scores: Array, length: int, scale: Scalar) -> Scalar:
+    """Scores become exp(scale * (score - max)), zero from `length` to the end of its lanes; returns 1 / sum."""
+    padded = (length + LANES - 1) // LANES * LANES
+    for t in range(length, padded):
         scores[t] = NOTHING
-    top = _largest(scores, blocks)
-    for block in range(blocks):
-        for j in range(LANES):
-            scores[block * LANES + j] = exp32(scores[block * LANES + j] - top)
-    return ONE / _sum(scores, blocks)
+    top = _largest(scores, padded)
+    for t in range(padded):
+        scores[t] = exp32((scores[t] - top) * scale)
+    return ONE / _sum(scores, padded)
 
 
-@cache
-def attend_kernel(width: int) -> Callable[..., None]:
-    """The kernel for heads of `width` numbers (even)."""
-    half = width // 2
+@reduction
+def _mix_four(p: Array, block: int, v: Array, tile: int, i: int, n: int) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
+    for j in range(n):
+        weight = p[block, j]
+        a += weight * widen(v[tile, i, j])
+        b += weight * widen(v[tile, i + 1, j])
+        c += weight * widen(v[tile, i + 2, j])
+        d += weight * widen(v[tile, i + 3, j])
+    return a, b, c, d
 
-    @reduction
-    def dot(q: np.ndarray, k: np.ndarray, at: int) -> float:
-        total = ZERO
-        for i in range(width):
-            total += q[i] * widen(k[at, i])
-        return total
 
-    @reduction
-    def square_sum(x: np.ndarray) -> float:
-        total = ZERO
-        for i in range(width):
-            total += x[i] * x[i]
-        return total
+@strict_inline
+def _mix(p: Array, block: int, v: Array, tile: int, n: int, out: Array) -> None:
+    """out += sum over n positions of p[block, j] v[tile, :, j], four dimensions at a time."""
+    for i in range(0, out.shape[0], DIMENSIONS):
+        a, b, c, d = _mix_four(p, block, v, tile, i, n)
+        out[i] += a
+        out[i + 1] += b
+        out[i + 2] += c
+        out[i + 3] += d
 
-    @strict
-    def prepare(
-        x: np.ndarray, row: int, head: int, bias: np.ndarray, norm: np.ndarray, member: int, eps: float,
-        cos: np.ndarray, sin: np.ndarray, position: int, out: np.ndarray,
-    ) -> None:  # fmt: skip
-        """out = rope(norm(x + bias)) of one head at one position; an empty bias or norm is left out."""
-        for i in range(width):
-            out[i] = widen(x[row, head, i])
-        if bias.size:
+
+@strict_inline
+def _attend_head(
+    q: Array, scale: Scalar, k: Array, v: Array, start: int, length: int,
+    scores: Array, out: Array,
+) -> None:  # fmt: skip
+    """out = softmax(scale q K^T) V over `length` positions of the tiles from `start`."""
+    tiles = (length + TILE - 1) // TILE
+    last = (length - (tiles - 1) * TILE + LANES - 1) // LANES * LANES
+    for tile in range(tiles):
+        _score(q, k, start + tile, last if tile == tiles - 1 else TILE, scores, tile)
+    share = _softmax(scores.reshape(-1), length, scale)
+    for i in range(out.shape[0]):
+        out[i] = ZERO
+    for tile in range(tiles):
+        _mix(scores, tile, v, start + tile, last if tile == tiles - 1 else TILE, out)
+    for i in range(out.shape[0]):
+        out[i] *= share
+
+
+@strict
+def attend(
+    qkv: Array, bias: Array, q_norm: Array, k_norm: Array, each: int, eps: Scalar,
+    cos: Array, sin: Array, positions: Array, slots: Array,
+    keys: Array, values: Array, write_only: bool, out: Array,
+) -> None:  # fmt: skip
+    """Write each row's key and value into its slot, then attend from position 0 to the row's own.
+
+    qkv [rows, heads + 2 kv, d]; bias [members, heads + 2 kv, d] or empty; q_norm, k_norm [members, d] or empty;
+    positions, slots int64 [rows] (position -1: a row of padding, left alone); keys, values [slots, kv, tiles, d, TILE]
+    (finite everywhere); out [rows, heads, d]. Rows of one sequence come in the order of their positions. `write_only`
+    stops after the cache is written.
+    """
+    heads, width, kv_heads, tiles = out.shape[1], out.shape[2], keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    k, v = keys.reshape((-1, width, TILE)), values.reshape((-1, width, TILE))
+    scores, q, mixed = np.empty((tiles, TILE), np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    scale = ONE / np.sqrt(np.float32(width))
+    for row in range(qkv.shape[0]):
+        position, member = positions[row], row // each
+        if position < 0:
+            continue
+        for head in range(kv_heads):
+            into, lane = (slots[row] * kv_heads + head) * tiles + position // TILE, position % TILE
+            _prepare(qkv, row, heads + head, bias, k_norm, member, eps, cos, sin, position, q)
+            source = heads + kv_heads + head
             for i in range(width):
-                out[i] += widen(bias[member, head, i])
-        if norm.size:
-            scale = ONE / np.sqrt(square_sum(out) / np.float32(width) + np.float32(eps))
-            for i in range(width):
-                out[i] = out[i] * scale * widen(norm[member, i])
-        for i in range(half):
-            first, second = out[i], out[half + i]
-            out[i] = first * cos[position, i] - second * sin[position, i]
-            out[half + i] = second * cos[position, i] + first * sin[position, i]
-
-    @strict
-    def mix(scores: np.ndarray, v: np.ndarray, start: int, length: int, acc: np.ndarray) -> None:
-        """acc = sum_t scores[t] v[t], four positions at a time."""
-        for i in range(width):
-            acc[i] = ZERO
-        fours = length // 4 * 4
-        for t in range(0, fours, 4):
-            at = start + t
-            p0, p1, p2, p3 = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
-            for i in range(width):
-                acc[i] += (p0 * widen(v[at, i]) + p1 * widen(v[at + 1, i])) + (
-                    p2 * widen(v[at + 2, i]) + p3 * widen(v[at + 3, i])
-                )
-        for t in range(fours, length):
-            p = scores[t]
-            for i in range(width):
-                acc[i] += p * widen(v[start + t, i])
-
-    @strict
-    def attend(
-        qkv: np.ndarray, bias: np.ndarray, q_norm: np.ndarray, k_norm: np.ndarray, each: int, eps: float,
-        cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, slots: np.ndarray,
-        keys: np.ndarray, values: np.ndarray, write_only: bool, out: np.ndarray,
-    ) -> None:  # fmt: skip
-        """Write each row's key and value into its slot, then attend from position 0 to the row's own.
-
-        qkv [rows, heads + 2 kv, d]; bias [members, heads + 2 kv, d] or empty; q_norm, k_norm [members, d] or empty;
-        positions, slots int64 [rows] (position -1: a row of padding, left alone); keys, values
-        [slots, kv, capacity, d]; out [rows, heads, d]. Rows of one sequence come in the order of their positions.
-        `write_only` stops after the cache is written.
-        """
-        heads, kv_heads, capacity = out.shape[1], keys.shape[1], keys.shape[2]
-        group = heads // kv_heads
-        k, v = keys.reshape((-1, width)), values.reshape((-1, width))
-        scores = np.empty(capacity + LANES, np.float32)
-        q, acc = np.empty(width, np.float32), np.empty(width, np.float32)
-        scale = ONE / np.sqrt(np.float32(width))
-        for row in range(qkv.shape[0]):
-            position, member = positions[row], row // each
-            if position < 0:
-                continue
-            for head in range(kv_heads):
-                into = (slots[row] * kv_heads + head) * capacity + position
-                prepare(qkv, row, heads + head, bias, k_norm, member, eps, cos, sin, position, q)
-                for i in range(width):
-                    k[into, i] = narrow(q[i], k[into, i])
-                source = heads + kv_heads + head
-                for i in range(width):
-                    q[i] = widen(qkv[row, source, i])
+                k[into, i, lane] = narrow(q[i], k[into, i, lane])
+                value = widen(qkv[row, source, i])
                 if bias.size:
-                    for i in range(width):
-                        q[i] += widen(bias[member, source, i])
-                for i in range(width):
-                    v[into, i] = narrow(q[i], v[into, i])
-            for head in range(0 if write_only else heads):
-                prepare(qkv, row, head, bias, q_norm, member, eps, cos, sin, position, q)
-                start, length = (slots[row] * kv_heads + head // group) * capacity, position + 1
-                for t in range(length):
-                    scores[t] = scale * dot(q, k, start + t)
-                share = _softmax(scores, length)
-                mix(scores, v, start, length, acc)
-                for i in range(width):
-                    out[row, head, i] = narrow(acc[i] * share, out[row, head, i])
+                    value += widen(bias[member, source, i])
+                v[into, i, lane] = narrow(value, v[into, i, lane])
+        for head in range(0 if write_only else heads):
+            _prepare(qkv, row, head, bias, q_norm, member, eps, cos, sin, position, q)
+            _attend_head(q, scale, k, v, (slots[row] * kv_heads + head // group) * tiles, position + 1, scores, mixed)
+            for i in range(width):
+                out[row, head, i] = narrow(mixed[i], out[row, head, i])
 
-    return attend
+
+@strict
+def copy_slots(
+    source: Array, target: Array, from_slots: Array, to_slots: Array, lengths: Array
+) -> None:
+    """The first `lengths` positions of slots, all layers: a shared prompt into a slot, or a slot moved.
+
+    source, target [layers, slots, kv, tiles, d, TILE]; one array may be both where every `to` is at most its `from`.
+    """
+    layers, _, kv_heads, _, width, _ = source.shape
+    for layer in range(layers):
+        for index in range(from_slots.shape[0]):
+            a, b = from_slots[index], to_slots[index]
+            for head in range(kv_heads):
+                for at in range(0, lengths[index], TILE):
+                    n, tile = min(TILE, lengths[index] - at), at // TILE
+                    for i in range(width):
+                        for j in range(n):
+                            target[layer, b, head, tile, i, j] = source[layer, a, head, tile, i, j]

@@ -78,9 +78,10 @@ def check_requests(
         if member and asked is requests[member - 1]:
             continue
         for index, request in enumerate(asked):
-            if request.prompt_ids not in seen:
-                seen.add(request.prompt_ids)
-                _check_prompt(request.prompt_ids, sampling.max_new_tokens, context, vocab, f"{index} of member {member}")
+            ids = request.prompt_ids
+            if ids not in seen:
+                seen.add(ids)
+                _check_prompt(ids, sampling.max_new_tokens, context, vocab, f"{index} of member {member}")
 
 
 def _check_prompt(ids: tuple[int, ...], new: int, context: int, vocab: int, where: str) -> None:

@@ -7,15 +7,15 @@ the rest works row by row over exact lengths. Float32 and bfloat16.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broaden.engines.attention import attend_kernel
-from broaden.engines.rowmath import add_norm, copy_rows, swiglu
+from broaden.engines.attention import TILE, attend, copy_slots
+from broaden.engines.jit import Array
+from broaden.engines.rowmath import add_norm, swiglu
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
 from broaden.engines.sampling import sample_rows
 from broaden.engines.weights import Buffers
@@ -25,7 +25,6 @@ from broaden.records import Sampling
 
 PROMPT_ROWS = 512  # prompt tokens in one pass
 DTYPES = (torch.float32, torch.bfloat16)
-Array = NDArray[Any]
 
 
 def host(tensor: Tensor) -> Array:
@@ -89,6 +88,7 @@ class Space:
         self.tensor = {name: buffers.norm.new_zeros((rows, width)) for name, width in widths.items()}
         self.array = {name: host(tensor) for name, tensor in self.tensor.items()}
         self.qkv = self.array["qkv"].reshape(rows, -1, spec.head_dim)
+        self.gate_up = self.array["gate_up"].reshape(rows, 2, spec.ffn)
         self.mixed = self.array["mixed"].reshape(rows, -1, spec.head_dim)
 
 
@@ -101,9 +101,7 @@ class CompiledRunner:
         self.single = [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]
         cos, sin = rope_tables(buffers.spec, context)
         self.cos, self.sin = cos.numpy(), sin.numpy()
-        self.attend = attend_kernel(buffers.spec.head_dim)
         self.spaces: dict[tuple[int, bool], Space] = {}
-        self.scratch = np.empty(buffers.spec.vocab, np.float32)
 
     @property
     def members(self) -> int:
@@ -111,15 +109,18 @@ class CompiledRunner:
         return self.stack.members
 
     def cache(self, slots: int, positions: int) -> Cache:
-        """An empty cache."""
-        return Cache.allocate(self.spec, slots, positions, self.buffers.norm)
+        """An empty cache in tiles; its pages are touched only as far as sequences grow."""
+        spec, tiles = self.spec, round_up(max(positions, 1), TILE) // TILE
+        shape = (spec.layers, slots, spec.kv_heads, tiles, spec.head_dim, TILE)
+        return Cache(self.buffers.norm.new_zeros(shape), self.buffers.norm.new_zeros(shape))
 
     def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
         """Prompts are packed end to end and cut into passes of at most PROMPT_ROWS tokens."""
         ids, positions, places = _packed(prompts, slots)
         for start in range(0, len(ids), PROMPT_ROWS):
             part = slice(start, start + PROMPT_ROWS)
-            self._hidden(self.single[member], *(_padded(x[part]) for x in (ids, positions, places)), cache, None)
+            a, b, c = _padded(ids[part]), _padded(positions[part]), _padded(places[part])
+            self._hidden(self.single[member], a, b, c, cache, None)
 
     def logits(self, ids: Ints, positions: Ints, cache: Cache) -> Tensor:
         """One decode step."""
@@ -134,7 +135,7 @@ class CompiledRunner:
         drawn = Drawn(np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32))
         bad = sample_rows(
             host(logits), rows, sampling.temperature, keys, counts, sampling.logprobs, sampling.entropy,
-            self.scratch, drawn.tokens, drawn.logprobs, drawn.entropies,
+            drawn.tokens, drawn.logprobs, drawn.entropies,
         )  # fmt: skip
         if bad >= 0:
             raise DivergedError("the model's logits are not finite: its weights have diverged")
@@ -142,8 +143,8 @@ class CompiledRunner:
 
     def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:
         """Copy in compiled code, slot by slot in the order given."""
-        copy_rows(host(source.keys), host(target.keys), from_slots, to_slots, lengths)
-        copy_rows(host(source.values), host(target.values), from_slots, to_slots, lengths)
+        copy_slots(host(source.keys), host(target.keys), from_slots, to_slots, lengths)
+        copy_slots(host(source.values), host(target.values), from_slots, to_slots, lengths)
 
     def _space(self, rows: int, head: bool) -> Space:
         key = rows, head
@@ -162,14 +163,14 @@ class CompiledRunner:
             write_only = not whole and layer is stack.layers[-1]
             add_norm(a["h"], a["delta"], has_delta, layer.norms[0], each, eps, a["x"])
             layer.qkv.into(t["x"], t["qkv"])
-            self.attend(s.qkv, *layer.attention, each, eps, self.cos, self.sin, positions, slots, keys, values,
-                        write_only, s.mixed)  # fmt: skip
+            attend(s.qkv, *layer.attention, each, eps, self.cos, self.sin, positions, slots, keys, values,
+                   write_only, s.mixed)  # fmt: skip
             if write_only:
                 return
             layer.output.into(t["mixed"], t["delta"])
             add_norm(a["h"], a["delta"], True, layer.norms[1], each, eps, a["x"])
             layer.gate_up.into(t["x"], t["gate_up"])
-            swiglu(a["gate_up"], a["act"])
+            swiglu(s.gate_up, a["act"])
             layer.down.into(t["act"], t["delta"])
             has_delta = True
         add_norm(a["h"], a["delta"], has_delta, stack.norm, each, eps, a["x"])

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
 from broaden.engines.sampling import sample_rows_torch, uniforms

@@ -13,8 +13,11 @@ import numba
 import numpy as np
 from numba import types
 from numba.extending import overload
+from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
+Array = NDArray[Any]
+Scalar = Any  # a number whose width the compiler infers
 
 U16 = np.uint32(16)
 ONE = np.uint32(1)
@@ -26,10 +29,16 @@ def strict(function: F) -> F:
     return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})(function))
 
 
+def strict_inline(function: F) -> F:
+    """`strict`, always inlined into its callers."""
+    flags = {"contract"}
+    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function))
+
+
 def reduction(function: F) -> F:
     """Compile a sum or a maximum of finite numbers so that it may use vector lanes."""
     flags = {"contract", "reassoc", "nsz", "nnan"}
-    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags)(function))
+    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function))
 
 
 def widen(x: Any) -> Any:
@@ -42,7 +51,7 @@ def narrow(x: Any, like: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(widen, inline="always")  # type: ignore[untyped-decorator]
+@overload(widen, inline="always")
 def _widen(x: Any) -> Any:
     def shifted(x: Any) -> Any:
         return np.uint32(np.uint32(x) << U16).view(np.float32)
@@ -53,7 +62,7 @@ def _widen(x: Any) -> Any:
     return shifted if isinstance(x, types.Integer) else same
 
 
-@overload(narrow, inline="always")  # type: ignore[untyped-decorator]
+@overload(narrow, inline="always")
 def _narrow(x: Any, like: Any) -> Any:
     def rounded(x: Any, like: Any) -> Any:
         bits = np.float32(x).view(np.uint32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.engines.jit import strict
+from broaden.engines.jit import Scalar, strict_inline
 
 LOG2E = np.float32(1.44269504088896341)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -15,8 +15,8 @@ LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)
 BIAS, MANTISSA = np.int32(127), np.int32(23)
 
 
-@strict
-def exp32(x: float) -> float:
+@strict_inline
+def exp32(x: Scalar) -> Scalar:
     """e^x for finite float32 x, within 2 units in the last place; 0 below -87 (no denormals), at most e^88.
 
     x = n ln 2 + r with |r| <= ln 2 / 2, e^r by Cephes' degree-7 polynomial, 2^n through the exponent bits.

@@ -41,8 +41,10 @@ class PortableRunner:
         return self.buffers.count
 
     def cache(self, slots: int, positions: int) -> Cache:
-        """An empty cache."""
-        return Cache.allocate(self.spec, slots, positions, self.buffers.norm)
+        """An empty cache [layers, slots, kv_heads, capacity, head_dim]."""
+        spec, capacity = self.spec, round_up(max(positions, 1), CAPACITY_MULTIPLE)
+        shape = (spec.layers, slots, spec.kv_heads, capacity, spec.head_dim)
+        return Cache(self.buffers.norm.new_zeros(shape), self.buffers.norm.new_zeros(shape))
 
     def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
         """Prompts of one bucket together, padded on the right (causal attention hides the padding)."""
@@ -71,7 +73,8 @@ class PortableRunner:
             rows = torch.arange(len(ids), device=self.device)
             cache.keys[index][rows, :, at] = k
             cache.values[index][rows, :, at] = v
-            mixed = _fold(q, cache.keys[index][: len(ids), :, :length], cache.values[index][: len(ids), :, :length], seen)
+            k, v = cache.keys[index][: len(ids), :, :length], cache.values[index][: len(ids), :, :length]
+            mixed = _fold(q, k, v, seen)
             h = self._rest(layer, h, mixed)
         return _product(_norm(h, self.buffers.norm, self.spec.norm_eps), self.buffers.head)
 
@@ -85,7 +88,9 @@ class PortableRunner:
             part = rows[start : start + LOGIT_ROWS]
             numbers = torch.from_numpy(u[part]).to(self.device)
             chosen = logits[torch.from_numpy(part).to(self.device)]
-            tokens, logprobs, entropies, finite = sample_rows_torch(chosen, sampling.temperature, numbers, sampling.entropy)
+            tokens, logprobs, entropies, finite = sample_rows_torch(
+                chosen, sampling.temperature, numbers, sampling.entropy
+            )
             if not bool(finite.all()):
                 raise DivergedError("the model's logits are not finite: its weights have diverged")
             drawn.tokens[part] = tokens.cpu().numpy()

@@ -21,7 +21,7 @@ from broaden.records import Sampling
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 ROW_MULTIPLE = 16  # rows of a member in every product
-CAPACITY_MULTIPLE = 32  # positions of a cache
+CAPACITY_MULTIPLE = 64  # positions of a cache
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -31,20 +31,10 @@ def round_up(n: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of some sequences: [layers, slots, kv_heads, capacity, head_dim] each."""
+    """Keys and values of some sequences, [layers, slots, kv_heads, ...] each, laid out as its runner likes."""
 
     keys: Tensor
     values: Tensor
-
-    @classmethod
-    def allocate(cls, spec: ModelSpec, slots: int, positions: int, like: Tensor) -> Cache:
-        """Room for `slots` sequences of `positions` tokens (rounded up), in the dtype and on the device of `like`.
-
-        Pages of a CPU cache are touched only as far as sequences grow.
-        """
-        capacity = round_up(max(positions, 1), CAPACITY_MULTIPLE)
-        shape = (spec.layers, slots, spec.kv_heads, capacity, spec.head_dim)
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     @staticmethod
     def bytes_per_slot(spec: ModelSpec, positions: int, itemsize: int) -> int:

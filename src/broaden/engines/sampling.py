@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.engines.jit import reduction, strict, widen
+from broaden.engines.jit import Array, Scalar, reduction, strict, strict_inline, widen
 from broaden.engines.mathfn import exp32
 from broaden.perturb import noise
 
@@ -25,8 +25,8 @@ BLOCK = 64  # logits in a partial sum of the inverse CDF
 EXPONENT = np.uint32(0x7F800000)
 
 
-@strict
-def uniform(key: int, counter: int) -> float:
+@strict_inline
+def uniform(key: int, counter: int) -> Scalar:
     """Uniform number of (64-bit key, 64-bit counter): (k + 1/2) / 2^24, as float64, never 0 or 1."""
     k0, k1 = np.uint64(key) & LOW, np.uint64(key) >> SHIFT
     c0, c1 = np.uint64(counter) & LOW, np.uint64(counter) >> SHIFT
@@ -40,111 +40,118 @@ def uniform(key: int, counter: int) -> float:
 
 
 @strict
-def uniforms(keys: np.ndarray, counters: np.ndarray, out: np.ndarray) -> None:
+def uniforms(keys: Array, counters: Array, out: Array) -> None:
     """out[i] = uniform(keys[i], counters[i]) for uint64 keys and int64 counters."""
     for i in range(keys.shape[0]):
         out[i] = uniform(keys[i], counters[i])
 
 
 @reduction
-def _largest(z: np.ndarray, at: int, n: int) -> float:
-    top = widen(z[at])
+def _largest(z: Array, row: int, n: int) -> Scalar:
+    top = widen(z[row, 0])
     for i in range(n):
-        top = max(top, widen(z[at + i]))
+        top = max(top, widen(z[row, i]))
     return top
 
 
-@strict
-def _not_finite(z: np.ndarray, at: int, n: int) -> bool:
+@strict_inline
+def _not_finite(z: Array, row: int, n: int) -> Scalar:
     """Whether any of n stored numbers is infinite or NaN, from their exponent bits."""
     bad = np.uint32(0)
     for i in range(n):
-        bad |= np.uint32((np.float32(widen(z[at + i])).view(np.uint32) & EXPONENT) == EXPONENT)
+        bad |= np.uint32((np.float32(widen(z[row, i])).view(np.uint32) & EXPONENT) == EXPONENT)
     return bad != np.uint32(0)
 
 
-@strict
-def _first_equal(z: np.ndarray, at: int, n: int, value: float) -> int:
+@strict_inline
+def _first_equal(z: Array, row: int, n: int, value: Scalar) -> Scalar:
     for i in range(n):
-        if widen(z[at + i]) == value:
+        if widen(z[row, i]) == value:
             return i
     return n - 1
 
 
-@strict
-def _exponentials(z: np.ndarray, at: int, n: int, top: float, inverse: float, e: np.ndarray) -> None:
+@strict_inline
+def _exponentials(z: Array, row: int, n: int, top: Scalar, inverse: Scalar, e: Array) -> None:
     for i in range(n):
-        e[i] = exp32((widen(z[at + i]) - top) * inverse)
+        e[i] = exp32((widen(z[row, i]) - top) * inverse)
 
 
 @reduction
-def _sum(e: np.ndarray, start: int, stop: int) -> float:
+def _block_sum(e: Array, block: int) -> Scalar:
     total = 0.0
-    for i in range(start, stop):
-        total += np.float64(e[i])
+    for j in range(e.shape[1]):
+        total += np.float64(e[block, j])
+    return total
+
+
+@strict_inline
+def _block_sums(e: Array, sums: Array) -> Scalar:
+    """Sums of the blocks of e [blocks, BLOCK] in float64; returns their total, added in order."""
+    total = 0.0
+    for block in range(e.shape[0]):
+        sums[block] = _block_sum(e, block)
+        total += sums[block]
     return total
 
 
 @reduction
-def _weighted(e: np.ndarray, z: np.ndarray, at: int, n: int, top: float) -> float:
+def _weighted(e: Array, z: Array, row: int, n: int, top: Scalar) -> Scalar:
     total = 0.0
     for i in range(n):
-        total += np.float64(e[i] * (widen(z[at + i]) - top))
+        total += np.float64(e[i] * (widen(z[row, i]) - top))
     return total
 
 
-@strict
-def _inverse_cdf(e: np.ndarray, n: int, u: float) -> int:
-    """First index whose cumulative sum exceeds u * total, by partial sums of BLOCK."""
-    total = 0.0
-    for start in range(0, n, BLOCK):
-        total += _sum(e, start, min(start + BLOCK, n))
-    target, before, last = u * total, 0.0, 0
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
-        after = before + _sum(e, start, stop)
-        if after > target:
-            for i in range(start, stop):
-                before += np.float64(e[i])
-                if e[i] > 0:
-                    last = i
-                if before > target:
-                    return i
-            return last
-        before = after
+@strict_inline
+def _inverse_cdf(e: Array, sums: Array, target: Scalar) -> Scalar:
+    """First index (into e [blocks, BLOCK] flat) whose cumulative sum exceeds the target, by the sums of blocks."""
+    before, last = 0.0, 0
+    for block in range(e.shape[0]):
+        if before + sums[block] <= target:
+            before += sums[block]
+            continue
+        for j in range(e.shape[1]):
+            before += np.float64(e[block, j])
+            if e[block, j] > 0:
+                last = block * e.shape[1] + j
+            if before > target:
+                break
+        return last
     return last
 
 
 @strict
 def sample_rows(
-    logits: np.ndarray, rows: np.ndarray, temperature: float, keys: np.ndarray, counts: np.ndarray,
-    want_logprob: bool, want_entropy: bool, e: np.ndarray,
-    tokens: np.ndarray, logprobs: np.ndarray, entropies: np.ndarray,
-) -> int:  # fmt: skip
+    logits: Array, rows: Array, temperature: Scalar, keys: Array, counts: Array,
+    want_logprob: bool, want_entropy: bool, tokens: Array, logprobs: Array, entropies: Array,
+) -> Scalar:  # fmt: skip
     """Sample the given rows of logits [R, V]; returns the first row that is not finite, or -1.
 
-    `e` is float32 scratch [V]; tokens int64, logprobs and entropies float32, all [R].
+    tokens int64, logprobs and entropies float32, all [R].
     """
     vocab = logits.shape[1]
-    z = logits.reshape(-1)
+    blocks = (vocab + BLOCK - 1) // BLOCK
+    e, sums = np.zeros(blocks * BLOCK, np.float32), np.empty(blocks, np.float64)
+    tiles = e.reshape((blocks, BLOCK))
     for row in rows:
-        at = row * vocab
-        if _not_finite(z, at, vocab):
+        if _not_finite(logits, row, vocab):
             return row
-        top = _largest(z, at, vocab)
+        top, total = _largest(logits, row, vocab), 0.0
         if temperature == 0.0:
-            token = _first_equal(z, at, vocab, top)
+            token = _first_equal(logits, row, vocab, top)
         else:
-            _exponentials(z, at, vocab, top, np.float32(1.0 / temperature), e)
-            token = _inverse_cdf(e, vocab, uniform(keys[row], counts[row]))
+            _exponentials(logits, row, vocab, top, np.float32(1.0 / temperature), e)
+            total = _block_sums(tiles, sums)
+            token = _inverse_cdf(tiles, sums, uniform(keys[row], counts[row]) * total)
         tokens[row] = token
         if want_logprob or want_entropy:
             if temperature != 1.0:
-                _exponentials(z, at, vocab, top, np.float32(1.0), e)
-            total = _sum(e, 0, vocab)
-            logprobs[row] = np.float64(widen(z[at + token]) - top) - np.log(total)
+                _exponentials(logits, row, vocab, top, np.float32(1.0), e)
+                total = _block_sums(tiles, sums)
+            logprobs[row] = np.float64(widen(logits[row, token]) - top) - np.log(total)
             if want_entropy:
-                entropies[row] = np.log(total) - _weighted(e, z, at, vocab, top) / total
+                entropies[row] = np.log(total) - _weighted(e, logits, row, vocab, top) / total
     return -1
 
 

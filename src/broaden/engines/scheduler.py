@@ -68,6 +68,32 @@ class Results:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What each row is doing, [rows] each: request and position are -1 where it is free."""
+
+    request: Ints
+    position: Ints  # of the token to be fed next
+    ids: Ints  # that token
+    count: Ints  # tokens generated so far
+    key: NDArray[np.uint64]
+
+    @classmethod
+    def free(cls, rows: int) -> Rows:
+        """Nothing seated."""
+        return cls(
+            np.full(rows, -1, np.int64), np.full(rows, -1, np.int64), np.zeros(rows, np.int64),
+            np.zeros(rows, np.int64), np.zeros(rows, np.uint64),
+        )  # fmt: skip
+
+    def moved(self, source: Ints, target: Ints, rows: int) -> Rows:
+        """The source rows at their target places among `rows`."""
+        new = Rows.free(rows)
+        new.request[target], new.position[target] = self.request[source], self.position[source]
+        new.ids[target], new.count[target], new.key[target] = self.ids[source], self.count[source], self.key[source]
+        return new
+
+
 class Schedule:
     """Runs the queues of one batch of members to their ends."""
 
@@ -82,9 +108,7 @@ class Schedule:
         self.chunk = max(1, min(max(len(q.prompts) for q in queues), self.each))
         self.cache = runner.cache(members * self.each, longest + sampling.max_new_tokens)
         self.prefix = runner.cache(members * self.chunk, longest - 1)
-        rows = members * self.each
-        self.request, self.position = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
-        self.ids, self.count, self.key = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.uint64)
+        self.rows = Rows.free(members * self.each)
         self.next = self.results.offsets[:-1].copy()
         self.end = self.results.offsets[1:].copy()
         self.loaded = np.zeros(members, np.int64)  # prompts [loaded - chunk, loaded) are in the prefix cache
@@ -99,7 +123,7 @@ class Schedule:
         finished = tokens = step = 0
         while True:
             self._admit()
-            rows = np.flatnonzero(self.request >= 0)
+            rows = np.flatnonzero(self.rows.request >= 0)
             if not len(rows):
                 return finished, tokens
             rows = self._compact(rows)
@@ -110,12 +134,12 @@ class Schedule:
 
     def _step(self, rows: Ints) -> int:
         """One token for each occupied row; returns how many completions it finished."""
-        logits = self.runner.logits(self.ids, self.position, self.cache)
-        drawn = self.runner.sample(logits, rows, self.sampling, self.key, self.count)
-        out = self.results
+        r, out = self.rows, self.results
+        logits = self.runner.logits(r.ids, r.position, self.cache)
+        drawn = self.runner.sample(logits, rows, self.sampling, r.key, r.count)
         return _advance(
             rows, drawn.tokens, drawn.logprobs, drawn.entropies, self.eos, self.sampling.max_new_tokens,
-            self.request, self.position, self.ids, self.count,
+            r.request, r.position, r.ids, r.count,
             out.tokens, out.logprobs, out.entropies, out.lengths, out.stopped,
         )  # fmt: skip
 
@@ -123,14 +147,14 @@ class Schedule:
         """Fill free rows from the queues, loading prompts as they come up."""
         if not (self.next < self.end).any():
             return
-        size = len(self.request)
+        r, size = self.rows, len(self.rows.request)
         while True:
             wanting = np.zeros(len(self.queues), np.bool_)
             source, target, length = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
             n = _plan(
                 self.each, self.chunk, self.next, self.end, self.first, self.loaded, self.order, self.prompt_of,
                 self.keys, self.prompt_start, self.prompt_length, self.last_token,
-                self.request, self.position, self.ids, self.count, self.key, wanting, source, target, length,
+                r.request, r.position, r.ids, r.count, r.key, wanting, source, target, length,
             )  # fmt: skip
             if n:
                 self.runner.copy(self.prefix, self.cache, source[:n], target[:n], length[:n])
@@ -156,13 +180,8 @@ class Schedule:
             return rows
         ranks = np.arange(len(rows)) - np.repeat(np.cumsum(running) - running, running)
         target = rows // self.each * each + ranks
-        self.runner.copy(self.cache, self.cache, rows, target, self.position[rows])
-        for name in ("request", "position", "ids", "count", "key"):
-            old = getattr(self, name)
-            new = np.zeros(members * each, old.dtype) if name in ("ids", "count", "key") else np.full(members * each, -1)
-            new[target] = old[rows]
-            setattr(self, name, new)
-        self.each = each
+        self.runner.copy(self.cache, self.cache, rows, target, self.rows.position[rows])
+        self.rows, self.each = self.rows.moved(rows, target, members * each), each
         return target
 
 

@@ -61,11 +61,11 @@ def self_test(
     """Compare requests asked together with the same ones asked in other ways.
 
     Args:
-        spec: shapes to test; keep it small (layers beyond two are cut, since they add nothing but time).
+        spec: shapes to test, cut by `reduced`.
         threads: of torch during the test; None: as they are.
     """
     began, before = time.perf_counter(), torch.get_num_threads()
-    small = dataclasses.replace(spec, layers=min(spec.layers, 2))
+    small = reduced(spec)
     if threads is not None:
         torch.set_num_threads(threads)
     try:
@@ -82,6 +82,25 @@ def self_test(
         kernels=kernels,
         threads=used,
         seconds=round(time.perf_counter() - began, 3),
+    )
+
+
+def prove(engine: TorchEngine) -> SelfTestReport:
+    """Self-test of an engine's shapes, dtype and kernels; the report goes into its `conditions()`."""
+    kernels: Kernels = "compiled" if engine.compiled else "portable"
+    report = self_test(engine.spec, engine.dtype, device=engine.device, kernels=kernels)
+    engine.report = report.to_json()
+    return report
+
+
+def reduced(spec: ModelSpec) -> ModelSpec:
+    """The same kinds of products in seconds: two layers, a small vocabulary, widths up to 1,024 and 4,096."""
+    return dataclasses.replace(
+        spec,
+        layers=min(spec.layers, 2),
+        vocab=min(spec.vocab, 512),
+        hidden=min(spec.hidden, 1024),
+        ffn=min(spec.ffn, 4096),
     )
 
 

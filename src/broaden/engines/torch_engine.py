@@ -6,13 +6,13 @@ Requests are checked first, then each batch of members runs its queues to the en
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from broaden.engines.attention import DIMENSIONS
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
 from broaden.engines.compiled import DTYPES, CompiledRunner
 from broaden.engines.portable import PortableRunner
@@ -25,6 +25,7 @@ from broaden.records import Completion, Request, Sampling
 
 Kernels = Literal["auto", "compiled", "portable"]
 CACHE_BYTES = 2 << 30
+TINY = 1 << 20  # parameters
 
 
 class TorchEngine:
@@ -64,10 +65,11 @@ class TorchEngine:
         self.context = min(spec.max_positions, max_context or spec.max_positions)
         self.cache_bytes = cache_bytes
         self.slots = round_up(slots or default_slots(spec), ROW_MULTIPLE)
-        self.batch = min(members, batch or default_batch(spec))
-        self.compiled = _choose(kernels, self.device, dtype)
+        self.batch = min(members, batch or default_batch(members, self.device))
+        self.compiled = _choose(kernels, spec, self.device, dtype)
         self.eos = _eos_table(eos_ids, spec.vocab)
         self.buffers = Buffers.allocate(spec, members, dtype, self.device)
+        self.report: dict[str, Any] | None = None  # of the self-test, once it was run
         self._runners: dict[int, Runner] = {}
 
     @property
@@ -119,7 +121,7 @@ class TorchEngine:
             "members": self.members,
             "batch": self.batch,
             "slots": self.slots,
-            "cores": os.cpu_count(),
+            "self_test": self.report,
         }
 
     def _runner(self, start: int) -> Runner:
@@ -136,19 +138,27 @@ class TorchEngine:
 
 
 def default_slots(spec: ModelSpec) -> int:
-    """Rows a member decodes at once."""
-    return 64
+    """Rows a member decodes at once: 64 where a member's weights stay in a core's cache, 256 beyond.
+
+    Measured: a tiny model's activations and keys must not push its weights out; a larger one reads its weights from
+    memory every step and wants many rows for it.
+    """
+    return 64 if spec.parameters <= TINY else 256
 
 
-def default_batch(spec: ModelSpec) -> int:
-    """Members decoded together."""
-    return 8
+def default_batch(members: int, device: torch.device) -> int:
+    """Members decoded together: on the CPU one by one (its cache then holds one member), on a GPU all (launches)."""
+    return 1 if device.type == "cpu" else members
 
 
-def _choose(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> bool:
-    can = device.type == "cpu" and dtype in DTYPES
+def _choose(kernels: Kernels, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    can = device.type == "cpu" and dtype in DTYPES and spec.head_dim % DIMENSIONS == 0
     if kernels == "compiled" and not can:
-        raise UsageError(f"the compiled kernels run on the cpu in float32 or bfloat16, not on {device} in {dtype}")
+        raise UsageError(
+            f"the compiled kernels run on the cpu in float32 or bfloat16, with a head_dim that is a multiple of "
+            f"{DIMENSIONS}; not on {device} in {dtype} with head_dim {spec.head_dim}",
+            "leave kernels at auto",
+        )
     return can and kernels != "portable"
 
 

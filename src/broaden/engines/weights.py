@@ -82,9 +82,8 @@ class Buffers:
 
     def members(self, part: slice) -> Buffers:
         """The same buffers, a range of members (views)."""
-        return Buffers(
-            self.spec, self.embedding[part], tuple(b.members(part) for b in self.layers), self.norm[part], self.head[part]
-        )
+        layers = tuple(b.members(part) for b in self.layers)
+        return Buffers(self.spec, self.embedding[part], layers, self.norm[part], self.head[part])
 
     def views(self, member: int) -> Weights:
         """Contiguous live views of one member by canonical name."""

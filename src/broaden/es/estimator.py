@@ -35,9 +35,7 @@ def coefficients(rewards: Sequence[float | None], how: Shaping, estimator: str) 
     if estimator == "one_point":
         return z
     scorable = [r is not None for r in rewards]
-    return [
-        (z[i] - z[i + 1]) / 2.0 if scorable[i] and scorable[i + 1] else 0.0 for i in range(0, len(z), 2)
-    ]
+    return [(z[i] - z[i + 1]) / 2.0 if scorable[i] and scorable[i + 1] else 0.0 for i in range(0, len(z), 2)]
 
 
 def random_coefficients(members: int, how: Shaping, run_seed: int, step: int) -> list[float]:

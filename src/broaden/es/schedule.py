@@ -23,7 +23,10 @@ def batch_indices(n: int, size: int, step: int, run_seed: int) -> list[int]:
     return [int(i) for i in order[batch * size : (batch + 1) * size]]
 
 
-def scheduled(start: float, end: float | None, how: Literal["constant", "linear", "cosine"], step: int, updates: int) -> float:
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def scheduled(start: float, end: float | None, how: Schedule, step: int, updates: int) -> float:
     """Value at a 0-based step; `end` is reached at the last update."""
     if how == "constant" or end is None or updates <= 1:
         return start

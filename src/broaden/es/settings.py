@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from broaden.es.schedule import scheduled
+from broaden.es.schedule import Schedule, scheduled
 from broaden.es.shaping import Shaping
-from broaden.perturb import Selection
+from broaden.perturb import FULL, Selection
 from broaden.records import Sampling
-
-How = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +23,16 @@ class EsSettings:
     sampling: Sampling
     samples: int = 1
     sigma_end: float | None = None
-    sigma_schedule: How = "constant"
+    sigma_schedule: Schedule = "constant"
     alpha_end: float | None = None
-    alpha_schedule: How = "constant"
+    alpha_schedule: Schedule = "constant"
     shaping: Shaping = "zscore"
     estimator: Literal["one_point", "antithetic"] = "one_point"
     member_in_key: bool = False
     precision: Literal["fp32_master", "bf16_inplace"] = "fp32_master"
     control: Literal["none", "random_z", "shuffled_rewards"] = "none"
     decay: float = 0.0
-    selection: Selection = Selection()
+    selection: Selection = FULL
 
     def sigma_at(self, step: int) -> float:
         """Perturbation scale at a 0-based step."""

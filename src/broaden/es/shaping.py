@@ -18,7 +18,8 @@ def zscore(rewards_N: Rewards) -> Rewards:
     """
     if rewards_N.size == 0 or rewards_N.max() == rewards_N.min():
         return np.zeros_like(rewards_N)
-    return (rewards_N - rewards_N.mean()) / (rewards_N.std() + 1e-8)
+    z_N: Rewards = (rewards_N - rewards_N.mean()) / (rewards_N.std() + 1e-8)
+    return z_N
 
 
 def centered_ranks(rewards_N: Rewards) -> Rewards:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from broaden.errors import MetricError
 from broaden.es.estimator import (
     coefficients,
     evaluations,
@@ -25,7 +26,6 @@ from broaden.es.estimator import (
     shuffled,
 )
 from broaden.es.schedule import batch_indices
-from broaden.errors import MetricError
 from broaden.es.settings import EsSettings
 from broaden.metrics.signal import signal
 from broaden.perturb import InPlaceControl, NoiseSpec, apply_update, center_hash, drift, log_line
@@ -125,7 +125,9 @@ def _evaluate(
     return coefficients(rewards, settings.shaping, settings.estimator), values
 
 
-def _measurements(results: Sequence[MemberResult], rewards: Sequence[float | None], flops_per_token: int) -> Values:
+def _measurements(
+    results: Sequence[MemberResult], rewards: Sequence[float | None], flops_per_token: int
+) -> Values:
     """Reward, spread, the terms of the signal's analysis of variance, tokens and FLOPs of a step."""
     scorable = [r for r in rewards if r is not None]
     scores = [s for r in results for s in r.scores if s is not None]

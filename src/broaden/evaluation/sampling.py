@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from broaden.errors import DataError, MetricError, ResumeError, UsageError
+from broaden.errors import DataError, MetricError, ResumeError, UsageError, WorkerError
 from broaden.metrics.rates import is_degenerate
 from broaden.records import (
     Completion,
@@ -107,6 +107,7 @@ def evaluate(
         UsageError: samples < 1, no problems, prompts too long, greedy with M > 1.
         DataError: duplicate problem ids. ResumeError: `existing` was drawn differently.
         MetricError: a degenerate run (all samples of every problem are copies).
+        WorkerError: the engine answered another number of requests than it was asked.
     """
     _check_request(problems, samples, sampling, chunk)
     prompts = {p.id: tuple(tokenizer.encode_chat(p.messages)) for p in problems}
@@ -203,7 +204,7 @@ def _draw(
     requests = [Request(prompts[p.id], key) for p, _, key in wanted]
     completions = engine.generate([requests], sampling, report)[0]
     if len(completions) != len(requests):
-        raise MetricError(f"the engine answered {len(completions)} of {len(requests)} requests")
+        raise WorkerError(f"the engine answered {len(completions)} of {len(requests)} requests")
     texts = [tokenizer.decode(c.token_ids) for c in completions]
     jobs = [(p, text, c.finish) for (p, _, _), text, c in zip(wanted, texts, completions, strict=True)]
     verdicts = pool.map(lambda j: task.judge(*j), jobs) if pool else (task.judge(*j) for j in jobs)

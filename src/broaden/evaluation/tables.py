@@ -35,16 +35,16 @@ def metric_names(arms: Mapping[str, ArmSummary]) -> list[str]:
 def arms_table(
     arms: Mapping[str, ArmSummary], metrics: Sequence[str] | None = None, title: str = ""
 ) -> Table:
-    """One row an arm, one column a metric; 95 % intervals over problems."""
+    """One row a metric, one column an arm; 95 % intervals over problems."""
     from rich.table import Table
 
     names = list(metrics) if metrics is not None else metric_names(arms)
     table = Table(title=title or None, caption=caption(arms))
-    table.add_column("arm")
+    table.add_column("")
+    for label in arms:
+        table.add_column(label, justify="right")
     for name in names:
-        table.add_column(name, justify="right")
-    for label, arm in arms.items():
-        table.add_row(label, *(format_value(n, arm.metrics.get(n)) for n in names))
+        table.add_row(name, *(format_value(name, arm.metrics.get(name)) for arm in arms.values()))
     return table
 
 
@@ -53,26 +53,27 @@ def paired_table(
     metrics: Sequence[str] | None = None,
     title: str = "",
 ) -> Table:
-    """One row a pair: differences with 95 % intervals, starred where zero is outside."""
+    """One row a metric, one column a pair: differences with 95 % intervals, starred where zero is outside."""
     from rich.table import Table
 
     plain = {label: pair.metrics if isinstance(pair, Comparison) else pair for label, pair in pairs.items()}
-    names = (
-        list(metrics) if metrics is not None else list(dict.fromkeys(n for m in plain.values() for n in m))
-    )
+    every = dict.fromkeys(n for m in plain.values() for n in m)
+    names = list(every) if metrics is None else [n for n in metrics if n in every]
     table = Table(title=title or None, caption="paired over problems; * = the 95 % interval excludes zero")
     table.add_column("difference")
-    for name in (*names, "progressions", "regressions"):
-        table.add_column(name, justify="right")
-    for label, pair in pairs.items():
-        cells = [_starred(n, plain[label].get(n)) for n in names]
-        moved = (
-            [str(len(pair.progressions)), str(len(pair.regressions))]
-            if isinstance(pair, Comparison)
-            else ["-", "-"]
-        )
-        table.add_row(label, *cells, *moved)
+    for label in pairs:
+        table.add_column(label, justify="right")
+    for name in names:
+        table.add_row(name, *(_starred(name, plain[label].get(name)) for label in pairs))
+    for name in ("progressions", "regressions"):
+        table.add_row(name, *(_moved(pair, name) for pair in pairs.values()))
     return table
+
+
+def _moved(pair: Comparison | Mapping[str, Interval], name: str) -> str:
+    if not isinstance(pair, Comparison):
+        return "-"
+    return str(len(pair.progressions if name == "progressions" else pair.regressions))
 
 
 def caption(arms: Mapping[str, ArmSummary]) -> str:

@@ -64,12 +64,11 @@ class GrpoSettings:
     control: Literal["none", "permuted_advantages"] = "none"
 
     def __post_init__(self) -> None:
-        whole = {
-            "updates": self.updates,
-            "prompts": self.prompts,
-            "inner": self.inner,
-            "micro_batch": self.micro_batch,
-        }
+        if self.updates < 0:
+            raise ConfigError(
+                f"updates must not be negative, got {self.updates}", "correct the stage's updates"
+            )
+        whole = {"prompts": self.prompts, "inner": self.inner, "micro_batch": self.micro_batch}
         wrong = [name for name, value in whole.items() if value < 1]
         if wrong or (self.minibatch is not None and self.minibatch < 1):
             name = wrong[0] if wrong else "minibatch"

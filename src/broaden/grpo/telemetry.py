@@ -98,15 +98,18 @@ def sampler_gap(trainer_N: np.ndarray, rollouts: Rollouts) -> Values:
     }
 
 
-def flops(seen: Seen, tokens: int, prompt_tokens: int, flops_per_token: int) -> Values:
+def flops(seen: Seen, tokens: int, prompt_tokens: int, flops_per_token: int, reference: bool) -> Values:
     """Both ledgers of an update, with f = flops_per_token (2 x parameters, a forward pass).
 
-    paper: tokens x (policy f + reference f + backward 2 f) = 4 f x tokens, whatever was run
+    paper: tokens x (policy f + reference f + backward 2 f) = 4 f x tokens, 3 f without a KL term
     full:  decoding and shared prefill, every forward pass over prompt and completion (policy, pi_old, reference)
            and 2 f for every backward one, as they were run
     """
     full = tokens + prompt_tokens + seen.forward_tokens + 2 * seen.backward_tokens
-    return {"flops_paper": 4 * flops_per_token * tokens, "flops_full": flops_per_token * full}
+    return {
+        "flops_paper": (4 if reference else 3) * flops_per_token * tokens,
+        "flops_full": flops_per_token * full,
+    }
 
 
 def finite(*values: float) -> bool:

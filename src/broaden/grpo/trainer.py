@@ -223,6 +223,8 @@ class Update:
         masked = int((~self.live_R).sum()) - self.advantages.unscored
         values = rollout_values(rollouts, self.advantages, masked) | self.seen.values()
         values |= sampler_gap(self.first_N, rollouts)
-        values |= flops(self.seen, int(rollouts.lengths_R.sum()), rollouts.prompt_tokens, flops_per_token)
+        values |= flops(
+            self.seen, int(rollouts.lengths_R.sum()), rollouts.prompt_tokens, flops_per_token, self.loss.kl > 0
+        )  # fmt: skip
         values["learning_rate"] = self.settings.learning_rate_at(self.step)
         return values

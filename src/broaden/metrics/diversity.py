@@ -18,8 +18,7 @@ from broaden.metrics._arrays import FloatArray, floats
 def entropy(policies: Any) -> FloatArray:
     """H(pi) = -sum_y pi(y) log pi(y) along the last axis, 0 log 0 = 0."""
     p = np.asarray(policies, dtype=np.float64)
-    out: FloatArray = -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0), axis=-1)
-    return out
+    return np.asarray(-np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0), axis=-1))
 
 
 def kl(p: Any, q: Any) -> float:

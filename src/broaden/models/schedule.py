@@ -29,14 +29,14 @@ def factor(kind: ScheduleKind, step: int, steps: int, *, warmup: int = 0, final:
         raise ConfigError(
             f"schedule is one of {', '.join(SCHEDULES)}, not {kind!r}", "set schedule to one of them"
         )
-    if steps < 1 or warmup < 0 or not 0.0 <= final <= 1.0:
+    if steps < 0 or warmup < 0 or not 0.0 <= final <= 1.0:
         raise ConfigError(
-            f"a schedule wants steps >= 1, warmup >= 0 and final in [0, 1]; got {steps}, {warmup}, {final}",
+            f"a schedule wants steps >= 0, warmup >= 0 and final in [0, 1]; got {steps}, {warmup}, {final}",
             "correct the stage's schedule keys",
         )
     ramp = min((step + 1) / warmup, 1.0) if warmup else 1.0
     if kind == "constant":
         return ramp
-    x = min(step / steps, 1.0)
+    x = min(step / max(steps, 1), 1.0)
     shape = 1.0 - x if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * x))
     return ramp * (final + (1.0 - final) * shape)

@@ -7,5 +7,13 @@ from broaden.population.pool import WorkerPool
 from broaden.population.processes import PoolEngine, ProcessPopulation
 
 __all__ = [
-    "InPlacePopulation", "LocalPopulation", "Member", "PoolEngine", "Population", "ProcessPopulation", "Prompt", "RolloutJob", "WorkerPool",
-]  # fmt: skip
+    "InPlacePopulation",
+    "LocalPopulation",
+    "Member",
+    "PoolEngine",
+    "Population",
+    "ProcessPopulation",
+    "Prompt",
+    "RolloutJob",
+    "WorkerPool",
+]

@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 class Member(NamedTuple):
     """A direction and the side of the center on which it is evaluated (+1, or -1 of an antithetic pair)."""
 
-    index: int
+    number: int
     sign: int = 1
 
 
@@ -51,7 +51,9 @@ class RolloutJob:
 class Population(Protocol):
     """Runs members. `rollout` never changes `center` and returns results in the order of `job.members`."""
 
-    def rollout(self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None) -> list[MemberResult]:
+    def rollout(
+        self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
+    ) -> list[MemberResult]:
         """Rewards of each member on each (prompt, sample), prompt-major."""
         ...
 

@@ -15,14 +15,16 @@ from broaden.records import MemberResult
 class InPlacePopulation(LocalPopulation):
     """`rollout` changes the bfloat16 `center` it is given, by rounding: on purpose, and only here."""
 
-    def rollout(self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None) -> list[MemberResult]:
+    def rollout(
+        self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
+    ) -> list[MemberResult]:
         """Perturb in place, roll out, subtract, member after member."""
         control = InPlaceControl(center)
         judge = Judge(self.tokenizer, self.task, self.prompts, job)
         done = Totals(on_progress)
         results = []
         for member in job.members:
-            with control.perturbed(job.spec, member.index, member.sign) as weights:
+            with control.perturbed(job.spec, member.number, member.sign) as weights:
                 write_center(weights, self.engine.weights(0))
                 self.engine.weights_changed()
                 requests = group_requests(self.prompts, job, [member])

@@ -16,20 +16,24 @@ from broaden.tasks import Task
 class LocalPopulation:
     """Serial where the engine holds one set of weights, batched where it holds several."""
 
-    def __init__(self, engine: Engine, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt]
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.task = task
         self.prompts = prompts
 
-    def rollout(self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None) -> list[MemberResult]:
+    def rollout(
+        self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
+    ) -> list[MemberResult]:
         """See `Population.rollout`."""
         judge = Judge(self.tokenizer, self.task, self.prompts, job)
         results: list[MemberResult] = []
         done = Totals(on_progress)
         for group in chunks(job.members, self.engine.members):
             for slot, member in enumerate(group):
-                write_member(center, self.engine.weights(slot), job.spec, member.index, member.sign)
+                write_member(center, self.engine.weights(slot), job.spec, member.number, member.sign)
             self.engine.weights_changed()
             requests = group_requests(self.prompts, job, group)
             requests += [[] for _ in range(self.engine.members - len(group))]
@@ -51,7 +55,9 @@ class Judge:
     """Decodes and judges completions; equal completions of a prompt (common with shared random numbers)
     are judged once."""
 
-    def __init__(self, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt], job: RolloutJob) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt], job: RolloutJob
+    ) -> None:
         self.tokenizer, self.task, self.prompts, self.job = tokenizer, task, prompts, job
         self.seen: dict[tuple[int, tuple[int, ...], str], Verdict] = {}
 
@@ -69,7 +75,7 @@ class Judge:
         verdicts = [self.verdict(p, c) for p, c in zip(order, completions, strict=True)]
         entropies = [e for c in completions for e in c.entropy or ()]
         return MemberResult(
-            member=member.index,
+            member=member.number,
             rewards=tuple(v.reward for v in verdicts),
             scores=tuple(v.score for v in verdicts),
             tokens=sum(len(c.token_ids) for c in completions),
@@ -79,12 +85,14 @@ class Judge:
         )
 
 
-def group_requests(prompts: Sequence[Prompt], job: RolloutJob, group: Sequence[Member]) -> list[list[Request]]:
+def group_requests(
+    prompts: Sequence[Prompt], job: RolloutJob, group: Sequence[Member]
+) -> list[list[Request]]:
     """Each member's requests. With common random numbers all members share one list."""
     if not job.member_in_key:
         shared = requests_for(prompts, job)
         return [shared for _ in group]
-    return [requests_for(prompts, job, m.index) for m in group]
+    return [requests_for(prompts, job, m.number) for m in group]
 
 
 def requests_for(prompts: Sequence[Prompt], job: RolloutJob, *member: int) -> list[Request]:

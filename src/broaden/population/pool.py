@@ -29,7 +29,9 @@ Message = dict[str, Any]
 class WorkerPool:
     """Starts, feeds, restarts and ends the processes."""
 
-    def __init__(self, settings: HostSettings, prompts: Sequence[Prompt], like: Weights, workers: int) -> None:
+    def __init__(
+        self, settings: HostSettings, prompts: Sequence[Prompt], like: Weights, workers: int
+    ) -> None:
         self.settings, self.prompts, self.count = settings, prompts, workers
         self.folder = shared_folder()
         self.entries, self.total = layout(like)
@@ -138,7 +140,9 @@ class _Round:
         self.restarts = 0
 
     def run(self, on_progress: OnProgress | None) -> list[Message]:
-        threads = [threading.Thread(target=self._drive, args=(i,), daemon=True) for i in range(self.pool.count)]
+        threads = [
+            threading.Thread(target=self._drive, args=(i,), daemon=True) for i in range(self.pool.count)
+        ]
         for thread in threads:
             thread.start()
         try:

@@ -8,8 +8,8 @@ import torch
 
 from broaden.population.base import OnProgress, Prompt, RolloutJob, Weights, chunks
 from broaden.population.host import HostSettings
-from broaden.population.pool import Message, WorkerPool
-from broaden.population.worker import completion_from_json, job_to_json, request_to_json
+from broaden.population.messages import Message, completion_from_json, job_to_json, request_to_json
+from broaden.population.pool import WorkerPool
 from broaden.records import Completion, MemberResult, Request, Sampling
 
 REQUESTS_A_GROUP = 1024
@@ -18,10 +18,14 @@ REQUESTS_A_GROUP = 1024
 class ProcessPopulation:
     """A `Population` whose members run in `workers` processes."""
 
-    def __init__(self, settings: HostSettings, prompts: Sequence[Prompt], center: Weights, workers: int) -> None:
+    def __init__(
+        self, settings: HostSettings, prompts: Sequence[Prompt], center: Weights, workers: int
+    ) -> None:
         self.pool = WorkerPool(settings, prompts, center, workers)
 
-    def rollout(self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None) -> list[MemberResult]:
+    def rollout(
+        self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
+    ) -> list[MemberResult]:
         """See `Population.rollout`."""
         for name, tensor in self.pool.center.items():
             tensor.copy_(center[name])

@@ -29,16 +29,20 @@ def frontier_figure(data: Mapping[str, Any], path: Path) -> Path:
         [p["pass@1"]["value"] for p in curve], [p["pass@k"]["value"] for p in curve],
         "-o", color="0.45", markersize=4, label="base, by temperature",
     )  # fmt: skip
-    for p in curve:
-        axes.annotate(f"{p['temperature']:g}", (p["pass@1"]["value"], p["pass@k"]["value"]),
-                      textcoords="offset points", xytext=(5, -9), fontsize=7, color="0.35")  # fmt: skip
+    _temperatures(axes, curve)
     arms = [p for p in points if not p["label"].startswith("T=")]
     for p, colour in zip(arms, COLOURS * len(arms), strict=False):
         _point(axes, p, colour)
     nulls = [n for n in data.get("nulls", ()) if "pass@1" in n]
     top = max((k for n in nulls for k in n if k.startswith("pass@")), key=lambda k: int(k[5:]), default=None)
     if top is not None:
-        axes.plot([n["pass@1"] for n in nulls], [n[top] for n in nulls], "x", color="0.2", label="null walks (all problems)")
+        axes.plot(
+            [n["pass@1"] for n in nulls],
+            [n[top] for n in nulls],
+            "x",
+            color="0.2",
+            label="null walks (all problems)",
+        )
     axes.set_xlabel("Pass@1")
     axes.set_ylabel("Pass@K" if not nulls or top is None else f"Pass@{top[5:]}")
     axes.legend(frameon=False, fontsize=8, loc="best")
@@ -57,6 +61,19 @@ def new_figure() -> tuple[Any, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure, axes
+
+
+def _temperatures(axes: Any, curve: Sequence[Mapping[str, Any]]) -> None:
+    """Each point's temperature, but for those too near to the last one labelled."""
+    values = [p["pass@k"]["value"] for p in curve]
+    apart = 0.04 * (max(values) - min(values)) if values else 0.0
+    last = None
+    for p in curve:
+        y = p["pass@k"]["value"]
+        if last is None or abs(y - last) > apart:
+            axes.annotate(f"{p['temperature']:g}", (p["pass@1"]["value"], y),
+                          textcoords="offset points", xytext=(5, -9), fontsize=7, color="0.35")  # fmt: skip
+            last = y
 
 
 def _point(axes: Any, point: Mapping[str, Any], colour: str) -> None:

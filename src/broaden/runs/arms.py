@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from broaden import tasks
 from broaden.errors import MissingFileError, UsageError
-from broaden.evaluation import evaluate
+from broaden.evaluation import conditions, evaluate
 from broaden.models.checkpoint import Model, Weights, load_model
 from broaden.models.sources import resolve
-from broaden.records import SampleSet, Sampling
+from broaden.records import Sample, SampleSet, Sampling
 from broaden.runs.prepare import check_context, encode, pick_device
 from broaden.runs.sampler import Sampler, sampler_settings
 from broaden.store import RunDir, SampleStore
@@ -45,7 +45,9 @@ class EvalSettings:
 
     def sampling(self, temperature: float | None = None) -> Sampling:
         """How completions are drawn; the exact token entropy is always recorded."""
-        return Sampling(self.temperature if temperature is None else temperature, self.max_new_tokens, entropy=True)
+        return Sampling(
+            self.temperature if temperature is None else temperature, self.max_new_tokens, entropy=True
+        )
 
 
 def model_path(source: str) -> Path:
@@ -79,7 +81,9 @@ class Evaluator:
         self.task = tasks.get(settings.task)
         data = Path(settings.data) if settings.data is not None else None
         split = settings.split or self.task.default_split
-        self.loaded: Loaded = self.task.read(split, data, settings.limit, settings.task_seed, **settings.options)
+        self.loaded: Loaded = self.task.read(
+            split, data, settings.limit, settings.task_seed, **settings.options
+        )
         self.split = split
         self.folder = model_path(source)
         self.model: Model = load_model(self.folder)
@@ -93,7 +97,9 @@ class Evaluator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self.sampler is not None:
             self.sampler.close()
 
@@ -118,21 +124,22 @@ class Evaluator:
             fingerprint: of the weights, for the conditions (default: the model folder's).
         """
         s = self.settings
-        conditions = {
-            "model": fingerprint or self.model.fingerprint, "task_version": self.task.version, "split": self.split,
-            "samples": s.samples, "temperature": s.temperature if temperature is None else temperature,
-            "top_p": 1.0, "max_new_tokens": s.max_new_tokens, "seed": s.seed, "dtype": s.dtype,
-        }  # fmt: skip
-        existing = []
-        if store is not None:
-            store.start(s.task, self.loaded.problems, conditions)
-            existing = store.read_samples()
         engine = self._engine(self.model.weights if weights is None else weights)
-        return evaluate(
-            engine, self.model.tokenizer, self.task, self.loaded.problems, samples=s.samples,
-            sampling=s.sampling(temperature), seed=s.seed, sink=store.append if store is not None else None,
-            existing=existing, on_progress=on_progress, chunk=max(1, CHUNK_SAMPLES // s.samples),
+        sampling = s.sampling(temperature)
+        drawn_under = {
+            **conditions(engine, self.task, self.loaded.problems, samples=s.samples, sampling=sampling, seed=s.seed),
+            "model": fingerprint or self.model.fingerprint, "split": self.split, "dtype": s.dtype,
+        }  # fmt: skip
+        existing: list[Sample] = []
+        if store is not None:
+            store.start(s.task, self.loaded.problems, drawn_under)
+            existing = store.read_samples()
+        found = evaluate(
+            engine, self.model.tokenizer, self.task, self.loaded.problems, samples=s.samples, sampling=sampling,
+            seed=s.seed, sink=store.append if store is not None else None, existing=existing,
+            on_progress=on_progress, chunk=max(1, CHUNK_SAMPLES // s.samples),
         )  # fmt: skip
+        return replace(found, conditions=drawn_under)
 
     def _engine(self, weights: Weights) -> Any:
         s = self.settings
@@ -158,7 +165,8 @@ def read_arm(path: Path) -> SampleSet:
     expected = len(found.problems) * int(found.conditions["samples"])
     if len(found.samples) != expected:
         raise UsageError(
-            f"{path} holds {len(found.samples)} of {expected} samples", "run the same broaden eval again to go on"
+            f"{path} holds {len(found.samples)} of {expected} samples",
+            "run the same broaden eval again to go on",
         )
     return found
 

@@ -39,7 +39,9 @@ class Position(Record):
     center_hash: str
 
 
-def save(run: RunDir, model: Model, center: Weights, at: Position, optimizer: Mapping[str, torch.Tensor] | None) -> Path:
+def save(
+    run: RunDir, model: Model, center: Weights, at: Position, optimizer: Mapping[str, torch.Tensor] | None
+) -> Path:
     """Commit a checkpoint; one that is there already for this step is kept. Raises StoreError (disk full)."""
     folder = run.checkpoint_path(at.step)
     if folder.exists():
@@ -59,7 +61,9 @@ def position(folder: Path) -> Position:
     try:
         return Position.from_json(json.loads((folder / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"{folder} has no usable {STATE}: {error}", "remove that checkpoint and resume") from error
+        raise StoreError(
+            f"{folder} has no usable {STATE}: {error}", "remove that checkpoint and resume"
+        ) from error
 
 
 def load_center(folder: Path, at: Position) -> Weights:

@@ -18,9 +18,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broaden.config import RunConfig, build_config
-from broaden.evaluation import ArmSummary, Comparison, by_problem, compare, ratios, summarise
+from broaden.evaluation import (
+    ArmSummary,
+    Comparison,
+    by_problem,
+    compare,
+    gap_to_frontier,
+    ratios,
+    subset,
+    summarise,
+)
 from broaden.ledger.budget import Budget
 from broaden.metrics import Interval, Ratio, intervals, paired_differences
+from broaden.metrics.frontier import CoverageGap
 from broaden.models.checkpoint import Weights
 from broaden.models.tensor_files import read_tensors
 from broaden.perturb import drift
@@ -64,7 +74,7 @@ class DemoSettings:
     temperature: float = 0.6
     nulls: int = 4
     temperatures: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    frontier_problems: int = 200
+    frontier_problems: int = 300
     workers: int = 2
 
 
@@ -88,6 +98,7 @@ class DemoResult:
     frontier: list[FrontierPoint] = field(default_factory=list)
     nulls: list[dict[str, float]] = field(default_factory=list)
     conditions: dict[str, Any] = field(default_factory=dict)
+    gap: CoverageGap | None = None
     example: tuple[str, str, str] | None = None
 
 
@@ -112,17 +123,30 @@ def demo(out: Path, settings: DemoSettings, stage: Stage) -> DemoResult:
         weights = {"base": base, "es": es} | {f"null-{i}": w for i, w in enumerate(nulls)}
         sets = {n: _evaluate(evaluator, out, n, w, settings.temperature, stage) for n, w in weights.items()}
     _arms(result, sets, {n: drift(w, base) for n, w in weights.items()}, settings)
-    with Evaluator(MODEL, replace(eval_settings(settings), limit=settings.frontier_problems)) as evaluator:
-        for t in settings.temperatures:
-            found = _evaluate(evaluator, out, f"base-T{t:g}", evaluator.model.weights, t, stage)
-            result.frontier.append(_point(f"T={t:g}", t, found, settings.seed))
-        es_same = _evaluate(evaluator, out, "es-frontier", es, settings.temperature, stage)
-        result.frontier.append(_point("es", settings.temperature, es_same, settings.seed))
+    _frontier(result, sets, out, settings, stage)
     result.budgets = {"base": Budget(), "es": budget(out / "es"), "null": budget(out / "null-0")}
     result.conditions = {**sets["base"].conditions, "nulls": settings.nulls, "updates": settings.updates,
                          "frontier_problems": settings.frontier_problems}  # fmt: skip
     result.example = _example(sets)
     return result
+
+
+def _frontier(
+    result: DemoResult, sets: dict[str, SampleSet], out: Path, settings: DemoSettings, stage: Stage
+) -> None:
+    """The base over temperatures on the first problems of the test split, and ES against it at equal Pass@1."""
+    curve: dict[float, SampleSet] = {}
+    with Evaluator(MODEL, replace(eval_settings(settings), limit=settings.frontier_problems)) as evaluator:
+        ids = [p.id for p in evaluator.loaded.problems]
+        for t in settings.temperatures:
+            if t == settings.temperature:
+                curve[t] = subset(sets["base"], ids)  # the very samples that this evaluation would draw
+            else:
+                curve[t] = _evaluate(evaluator, out, f"base-T{t:g}", evaluator.model.weights, t, stage)
+    es = subset(sets["es"], ids)
+    result.frontier = [_point(f"T={t:g}", t, found, settings.seed) for t, found in curve.items()]
+    result.frontier.append(_point("es", settings.temperature, es, settings.seed))
+    result.gap = gap_to_frontier(es, list(curve.values()), settings.samples, seed=settings.seed)
 
 
 def eval_settings(settings: DemoSettings) -> EvalSettings:
@@ -150,7 +174,10 @@ def _run(path: Path, config: RunConfig, stage: Stage, label: str) -> Weights:
 def _evaluate(
     evaluator: Evaluator, out: Path, name: str, weights: Weights, temperature: float, stage: Stage
 ) -> SampleSet:
-    with stage.evaluation(name, evaluator.total) as progress, Interrupts("run the same command again") as interrupts:
+    with (
+        stage.evaluation(name, evaluator.total) as progress,
+        Interrupts("run the same command again") as interrupts,
+    ):
 
         def report(done: int, tokens: int) -> None:
             interrupts.check()
@@ -162,7 +189,9 @@ def _evaluate(
         )  # fmt: skip
 
 
-def _arms(result: DemoResult, sets: dict[str, SampleSet], drifts: dict[str, float], settings: DemoSettings) -> None:
+def _arms(
+    result: DemoResult, sets: dict[str, SampleSet], drifts: dict[str, float], settings: DemoSettings
+) -> None:
     ks = tuple(k for k in KS if k <= settings.samples)
     for name in ("base", "es"):
         result.arms[name] = summarise(sets[name], ks, seed=settings.seed).with_metric("drift", drifts[name])

@@ -17,6 +17,8 @@ import torch
 
 from broaden import __version__
 from broaden.config import EsStage, RunConfig, build_config, config_hash, diff, to_toml
+from broaden.engines.build import DTYPES
+from broaden.engines.selftest import self_test
 from broaden.errors import BroadenError, Interrupted, ResumeError, StoreError
 from broaden.es import check_collapse
 from broaden.es.trainer import SIGNAL
@@ -109,7 +111,8 @@ def _check_unchanged(run: RunDir, prepared: Prepared) -> None:
     changed = [f"  {k}: {then.get(k)} -> {now[k]}" for k in keys if then.get(k) != now[k]]
     if changed:
         raise ResumeError(
-            f"{run.path} cannot be continued exactly: what it was started with has changed\n" + "\n".join(changed),
+            f"{run.path} cannot be continued exactly: what it was started with has changed\n"
+            + "\n".join(changed),
             "restore the model and the data, or start a new run with --out",
         )
 
@@ -135,6 +138,7 @@ class _Run:
             self.watcher.note(f"{self.run.path} is finished: {self.at.step} updates, nothing left to do")
         with self.interrupts:
             try:
+                self._self_test()
                 while self.at.stage < len(self.config.stages):
                     self._stage()
                 status = "finished"
@@ -147,7 +151,20 @@ class _Run:
             finally:
                 self._set_status(locals().get("status", "failed"))
         folder = self.run.checkpoint_path(self.at.step)
-        return RunResult(self.run.path, folder, self.at.step, self.at.center_hash, time.monotonic() - self.began)
+        return RunResult(
+            self.run.path, folder, self.at.step, self.at.center_hash, time.monotonic() - self.began
+        )
+
+    def _self_test(self) -> None:
+        """Prove once that batching changes no bit on this machine, and record it. Raises ExactnessError."""
+        left = self.config.stages[self.at.stage :]
+        rolls_out = any(isinstance(s, EsStage) and s.control != "random_z" for s in left)
+        own = self.prepared.model.spec.family != "other" and self.config.engine.kind != "generate"
+        if not (self.config.engine.self_test and rolls_out and own):
+            return
+        report = self_test(dtype=DTYPES[self.config.model.dtype], device=self.prepared.device, threads=1)
+        self.run.amend_manifest(self_test=report.to_json())
+        report.require()
 
     def _set_status(self, status: str) -> None:
         try:
@@ -224,7 +241,9 @@ class _Run:
             self._commit(active.optimizer_state())
             checkpoints.prune(self.run, self.config.checkpoint.keep, self.ends_set)
         except StoreError as error:
-            self.watcher.note(f"checkpoint at update {self.at.step} not saved: {error.message}; the run goes on")
+            self.watcher.note(
+                f"checkpoint at update {self.at.step} not saved: {error.message}; the run goes on"
+            )
 
     def _commit(self, optimizer: dict[str, torch.Tensor] | None) -> None:
         if not self.at.center_hash:

@@ -110,7 +110,9 @@ def pick_device(name: str) -> str:
     except RuntimeError as error:
         raise UsageError(f"{name!r} is no device", "cpu, cuda, cuda:1 or auto") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {name!r} asked for, {torch.cuda.device_count()} CUDA devices found", "--device cpu")
+        raise UsageError(
+            f"device {name!r} asked for, {torch.cuda.device_count()} CUDA devices found", "--device cpu"
+        )
     return name
 
 

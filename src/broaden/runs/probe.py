@@ -62,7 +62,11 @@ class Prober:
             sampling=sampling, seed=run.seed, on_progress=on_progress,
         )  # fmt: skip
         summary = summarise(found, (1, config.samples), resamples=200)
-        return {"step": step, "task": task.name, "metrics": {k: v.to_json() for k, v in summary.metrics.items()}}
+        return {
+            "step": step,
+            "task": task.name,
+            "metrics": {k: v.to_json() for k, v in summary.metrics.items()},
+        }
 
     def _sampler(self, center: Weights, context: int) -> Sampler:
         weights = {n: t.float() for n, t in center.items()}

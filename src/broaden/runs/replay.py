@@ -11,8 +11,9 @@ from broaden.errors import UsageError
 from broaden.models.checkpoint import load_model
 from broaden.perturb import replay as replay_lines
 from broaden.runs import checkpoints
+from broaden.runs.loop import stage_ends, stored_config
 from broaden.runs.prepare import model_folder
-from broaden.runs.loop import stage_ends, stage_seed, stored_config
+from broaden.runs.stages import stage_seed
 from broaden.store import RunDir
 
 Weights = dict[str, torch.Tensor]
@@ -35,7 +36,9 @@ def replay_run(
     logged = max((int(x["step"]) for x in lines), default=-1) + 1
     step = logged if step is None else step
     if not 0 <= step <= max(logged, stage_ends(config)[-1]):
-        raise UsageError(f"step {step} is not in the log of {path}, which has {logged} updates", f"0 to {logged}")
+        raise UsageError(
+            f"step {step} is not in the log of {path}, which has {logged} updates", f"0 to {logged}"
+        )
     stage, start = _stage_of(step, stage_ends(config))
     origin = load_model(model_folder(config)).weights
     center = _stage_start(run, origin, start)

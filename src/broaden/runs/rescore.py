@@ -42,7 +42,9 @@ class Rescored:
 
     def text(self) -> str:
         """A few lines for people."""
-        lines = [f"{len(self.rescored.samples)} samples judged again, {len(self.differences)} verdicts differ"]
+        lines = [
+            f"{len(self.rescored.samples)} samples judged again, {len(self.differences)} verdicts differ"
+        ]
         for d in self.differences[:LISTED]:
             lines.append(f"  {d.problem_id} sample {d.sample}: {_short(d.before)} -> {_short(d.after)}")
         if len(self.differences) > LISTED:

@@ -13,7 +13,7 @@ from broaden.es import EsSettings
 from broaden.es import train as es_train
 from broaden.models.optimizer import AdamW
 from broaden.perturb import Selection
-from broaden.population import InPlacePopulation, LocalPopulation, Population, ProcessPopulation
+from broaden.population import InPlacePopulation, Population, ProcessPopulation
 from broaden.population.base import OnProgress
 from broaden.population.host import build_host
 from broaden.records import Sampling, StepRecord
@@ -55,7 +55,9 @@ def population_for(prepared: Prepared, stage: EsStage, center: Weights) -> Popul
     config = prepared.config.population
     if stage.precision == "bf16_inplace":
         if config.workers > 1:
-            raise ConfigError("the in-place control runs member by member in one process", "population.workers = 1")
+            raise ConfigError(
+                "the in-place control runs member by member in one process", "population.workers = 1"
+            )
         host = build_host(settings, prepared.prompts)
         return InPlacePopulation(host.engine, host.tokenizer, host.task, host.prompts)
     if config.kind == "processes" or config.workers > 1:

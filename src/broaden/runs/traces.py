@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from broaden.config import SftStage
 from broaden.errors import ConfigError, UsageError
+from broaden.models.rows import Examples
 from broaden.models.tokenizer import ChatTokenizer
 from broaden.runs.prepare import Prepared
-from broaden.sft.examples import Examples
 from broaden.tasks.countdown_traces import Trace, TraceMixture, TraceSettings
 
 
@@ -16,7 +16,8 @@ def trace_source(prepared: Prepared, stage: SftStage, seed: int) -> Callable[[in
     """A function of the epoch that gives the packed pairs. Raises ConfigError for a task without traces."""
     if prepared.task.name != "countdown":
         raise ConfigError(
-            f"an sft stage trains on traces, and task {prepared.task.name!r} has none", "task.name = 'countdown'"
+            f"an sft stage trains on traces, and task {prepared.task.name!r} has none",
+            "task.name = 'countdown'",
         )
     mixture = TraceMixture(prepared.loaded.problems, TraceSettings.of(stage.traces), seed)
     tokenizer = prepared.model.tokenizer

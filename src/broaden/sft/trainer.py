@@ -31,7 +31,8 @@ class SftSettings:
     """Plain values of a warm-start stage (defaults: those of the bundled model's recipe).
 
     `micro_batch` None means the whole batch at once; `clip` 0 means no clipping; `weight_noise` is the
-    standard deviation of the Gaussian added to every weight for a step's forward and backward passes.
+    standard deviation of the Gaussian added to every weight for a step's forward and backward passes; it grows
+    linearly to that over the first `weight_noise_warmup` updates (a sharp start can't bear it all at once).
     """
 
     updates: int
@@ -43,22 +44,24 @@ class SftSettings:
     learning_rate_end: float = 0.0
     clip: float = 1.0
     weight_noise: float = 0.0
+    weight_noise_warmup: int = 0
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.98
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.updates < 1 or self.batch < 1 or (self.micro_batch is not None and self.micro_batch < 1):
+        if self.updates < 0 or self.batch < 1 or (self.micro_batch is not None and self.micro_batch < 1):
             raise ConfigError(
-                f"updates, batch, micro_batch must be >= 1: {self.updates}, {self.batch}, {self.micro_batch}",
+                "updates >= 0, batch and micro_batch >= 1 expected; got "
+                f"{self.updates}, {self.batch}, {self.micro_batch}",
                 "correct the stage's updates, batch or micro_batch",
             )
-        if not (self.learning_rate > 0 and self.clip >= 0 and self.weight_noise >= 0):
+        if not (self.learning_rate > 0 and min(self.clip, self.weight_noise, self.weight_noise_warmup) >= 0):
             raise ConfigError(
-                "sft wants learning_rate > 0, clip >= 0 and weight_noise >= 0; got "
-                f"{self.learning_rate}, {self.clip}, {self.weight_noise}",
-                "correct the stage's learning_rate, clip or weight_noise",
+                "learning_rate > 0, clip, weight_noise and weight_noise_warmup >= 0 expected; got "
+                f"{self.learning_rate}, {self.clip}, {self.weight_noise}, {self.weight_noise_warmup}",
+                "correct the stage's keys",
             )
         self.learning_rate_at(0)
         self.adamw()
@@ -71,6 +74,10 @@ class SftSettings:
         """The learning rate of the 0-based `step`; a constant schedule has no end to reach."""
         final = self.learning_rate_end / self.learning_rate if self.schedule != "constant" else 0.0
         return self.learning_rate * factor(self.schedule, step, self.updates, warmup=self.warmup, final=final)
+
+    def weight_noise_at(self, step: int) -> float:
+        """The standard deviation of the weight noise of the 0-based `step`."""
+        return self.weight_noise * factor("constant", step, self.updates, warmup=self.weight_noise_warmup)
 
 
 def optimizer_for(weights: Weights, settings: SftSettings) -> AdamW:
@@ -122,6 +129,7 @@ def train(
     run_seed: int,
     optimizer: AdamW,
     start_step: int = 0,
+    flops_per_token: int = 0,
     checkpoint_layers: bool = False,
 ) -> Iterator[StepRecord]:
     """Train `weights` (fp32, in place) from `start_step` to `settings.updates`; one record an update.
@@ -134,6 +142,7 @@ def train(
         run_seed: keys the order and the weight noise.
         optimizer: from `optimizer_for`; for a resume, with its saved state loaded.
         start_step: updates already done.
+        flops_per_token: forward FLOPs of the model (2 x parameters); a step costs three times that a token.
         checkpoint_layers: recompute activations in the backward pass (large models).
 
     Raises:
@@ -143,7 +152,7 @@ def train(
     for step in range(start_step, settings.updates):
         began = time.perf_counter()
         batches = feed.micro_batches(step, settings.micro_batch or settings.batch)
-        leaves = noisy_leaves(weights, settings.weight_noise, run_seed, step)
+        leaves = noisy_leaves(weights, settings.weight_noise_at(step), run_seed, step)
         grads, loss, entropy, tokens = gradients(spec, leaves, batches, checkpoint_layers=checkpoint_layers)
         norm = global_norm(grads)
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -153,6 +162,7 @@ def train(
             )
         lr = settings.learning_rate_at(step)
         optimizer.step(weights, grads, lr, clip_factor(norm, settings.clip))
+        passed = sum(int(b.lengths_B.sum()) for b in batches)
         yield StepRecord(
             "sft",
             step,
@@ -163,8 +173,9 @@ def train(
                 "learning_rate": lr,
                 "epoch": step * settings.batch / feed.size,
                 "tokens": tokens,
-                "input_tokens": sum(int(b.lengths_B.sum()) for b in batches),
+                "input_tokens": passed,
                 "padded_tokens": sum(b.ids_BT.numel() for b in batches),
+                "flops_full": 3 * flops_per_token * passed,
                 "seconds": time.perf_counter() - began,
             },
         )

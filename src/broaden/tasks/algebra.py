@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import blake2b
 from math import factorial, isqrt
 
 MAX_TERMS = 400
@@ -274,7 +275,9 @@ def _integer_power(a: Form, n: int) -> Form:
     if n < 0:
         return div(const(1), _integer_power(a, -n))
     if len(a.num) <= 1 and len(a.den) <= 1:
-        bits = max((max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.num.values()), default=1)
+        bits = max(
+            (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in a.num.values()), default=1
+        )
         small = all(abs(c) == 1 for c in a.num.values())
         if n > 100_000 or (not small and bits * n > MAX_BITS):
             raise LimitError("a power with a very large exponent")
@@ -356,6 +359,15 @@ def _show(p: Poly) -> str:
         return "0"
     parts = []
     for m, c in sorted(p.items()):
-        factors = "*".join(name.removeprefix("#") if e == 1 else f"{name.removeprefix('#')}^({e})" for name, e in m)
-        parts.append(str(c) if not factors else factors if c == 1 else f"{c}*{factors}")
+        factors = "*".join(
+            name.removeprefix("#") if e == 1 else f"{name.removeprefix('#')}^({e})" for name, e in m
+        )
+        parts.append(_number(c) if not factors else factors if c == 1 else f"{_number(c)}*{factors}")
     return " + ".join(parts)
+
+
+def _number(value: Fraction) -> str:
+    """The number as text; a digest of it where it has more than a thousand digits."""
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) < 3300:
+        return str(value)
+    return blake2b(f"{value.numerator:x}/{value.denominator:x}".encode(), digest_size=16).hexdigest()

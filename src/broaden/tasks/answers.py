@@ -1,22 +1,20 @@
-r"""What an answer says: numbers, tuples, intervals, sets, equations, matrices, words; and when two are equal.
+r"""What an answer says: numbers, tuples, intervals, sets, equations, matrices, words.
 
-`read` turns text into a `Node`; `same` compares a gold with an answer and is True, False or None (the rules cannot
-tell: `mathpool` asks math-verify). `Node.key()` is the ballot: computed from the answer alone. Lists, `\{…\}`, `±`
-and "a or b" are unordered; tuples and intervals are ordered and keep their brackets. Contested choices are listed
-in docs/tasks/mathematics.md. Not here: algebra itself (`latex`, `algebra`), units (`units`).
+`read` turns text into a `Node`; `Node.key()` is the ballot, computed from the answer alone. Lists, `\{…\}`, `±` and
+"a or b" are unordered; tuples and intervals are ordered and keep their brackets. Not here: when two nodes say the
+same (`equality`), algebra itself (`latex`, `algebra`), units (`units`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from decimal import Context, Decimal
 from fractions import Fraction
 
 from broaden.tasks import algebra, units
 from broaden.tasks.algebra import Form, LimitError
-from broaden.tasks.latex import MAX_DEPTH, Unread, clean, expression
+from broaden.tasks.latex import MAX_DEPTH, expression
+from broaden.tasks.spelling import Unread, clean
 
 MAX_ITEMS = 200
 _OPEN, _CLOSE = "([{⦃⟨", ")]}⦄⟩"
@@ -50,7 +48,9 @@ class Node:
         if self.kind == "seq":
             return f"{self.text[0]}{', '.join(keys)}{self.text[1]}"
         if self.kind == "relation":
-            return f"{_scaled(self.form, self.text == '=').key()} {self.text} 0" if self.form is not None else ""
+            return (
+                f"{scaled(self.form, self.text == '=').key()} {self.text} 0" if self.form is not None else ""
+            )
         return f"{self.kind}[{self.text}|{'; '.join(keys)}]"
 
 
@@ -120,7 +120,10 @@ def _split(text: str, separators: str) -> list[str]:
     return [p.strip() for p in out]
 
 
-_CONNECTIVE = re.compile(r"\s*,?\s*(?:«\s*(?:or|and|,\s*and|,\s*or)\s*»|(?<![A-Za-z])(?:or|and)(?![A-Za-z]))\s*,?\s*", re.IGNORECASE)
+_CONNECTIVE = re.compile(
+    r"\s*,?\s*(?:«\s*(?:or|and|,\s*and|,\s*or)\s*»|(?<![A-Za-z])(?:or|and)(?![A-Za-z]))\s*,?\s*",
+    re.IGNORECASE,
+)
 _GROUPED = re.compile(r"(?<![0-9,.^_])([0-9]{1,3}(?:,[0-9]{3})+)(?![0-9,])")
 
 
@@ -155,7 +158,11 @@ def _joined(parts: list[str], depth: int) -> Node:
         flat.extend(p for p in _split(part, ",") if p)
     node = _list(flat, depth)
     inner = [i.items[0] if i.kind == "named" else i for i in node.items]
-    if node.kind == "set" and inner and all(i.kind == "seq" and len(i.items) == 2 and _endless(i) for i in inner):
+    if (
+        node.kind == "set"
+        and inner
+        and all(i.kind == "seq" and len(i.items) == 2 and _endless(i) for i in inner)
+    ):
         return Node("union", items=tuple(inner))
     return node
 
@@ -184,15 +191,19 @@ def _words(text: str) -> Node | None:
     inner = match.group(1) if match else text
     if re.fullmatch(r"\(?\s*[A-Za-z]\s*\)?\.?", inner) and match:
         return Node("num", algebra.atom(re.sub(r"[^A-Za-z]", "", inner)))
-    if match or (re.fullmatch(r"[A-Za-z][A-Za-z' .-]*", text) and re.search(r"[A-Za-z]{4}", text) and not _mathy(text)):
+    if match or (
+        re.fullmatch(r"[A-Za-z][A-Za-z' .-]*", text) and re.search(r"[A-Za-z]{4}", text) and not _mathy(text)
+    ):
         return Node("text", text=re.sub(r"[\s.'-]+", " ", inner).strip().casefold())
     return None
 
 
 def _mathy(text: str) -> bool:
-    return bool(re.search(r"(?<![A-Za-z])(?:arcsin|arccos|arctan|sqrt|sin|cos|tan|log|ln|exp|pi|or|and)(?![A-Za-z])", text)) or (
-        re.fullmatch(r"[a-z]{1,3}(?: ?[a-z]){0,6}", text) is not None and not re.search(r"[a-z]{4}", text)
-    )
+    return bool(
+        re.search(
+            r"(?<![A-Za-z])(?:arcsin|arccos|arctan|sqrt|sin|cos|tan|log|ln|exp|pi|or|and)(?![A-Za-z])", text
+        )
+    ) or (re.fullmatch(r"[a-z]{1,3}(?: ?[a-z]){0,6}", text) is not None and not re.search(r"[a-z]{4}", text))
 
 
 def _relation(text: str, depth: int) -> Node:
@@ -221,7 +232,7 @@ def _equation(sides: list[str], depth: int) -> Node:
         raise Unread("an empty side of an equation")
     if _NAME.fullmatch(sides[0]) or re.fullmatch(r"«[^«»]+»", sides[0]):
         inner = [_node(s, depth + 1) for s in sides[1:]]
-        if all(same(inner[0], i) for i in inner[1:]):
+        if all(inner[0].key() == i.key() for i in inner[1:]):
             return Node("named", text=sides[0].replace(" ", ""), items=(inner[-1],))
         raise Unread("a chain of equations that do not agree")
     forms = [expression(s) for s in sides]
@@ -269,7 +280,9 @@ def _variable(form: Form) -> bool:
 
 
 def _interval(name: str, low: Form, high: Form, brackets: str) -> Node:
-    return Node("named", text=name, items=(Node("seq", text=brackets, items=(Node("num", low), Node("num", high))),))
+    return Node(
+        "named", text=name, items=(Node("seq", text=brackets, items=(Node("num", low), Node("num", high))),)
+    )
 
 
 def _bracketed(text: str, depth: int) -> Node:
@@ -297,12 +310,18 @@ def _bracketed(text: str, depth: int) -> Node:
         return Node("num", algebra.atom("…"))
     ratio = _split(text, ":")
     if len(ratio) > 1:
-        return Node("ratio", text=":".join(re.sub(r"\s", "", p) for p in ratio), items=tuple(_node(p, depth + 1) for p in ratio))
+        return Node(
+            "ratio",
+            text=":".join(re.sub(r"\s", "", p) for p in ratio),
+            items=tuple(_node(p, depth + 1) for p in ratio),
+        )
     return _quantity(text, depth)
 
 
 _BASE = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*\(?\s*([0-9]{1,2})\s*\)?\s*\}|([0-9]{1,2}))")
-_TEXT_UNIT = re.compile(r"^(.*?[0-9)}%!°πA-Za-z])\s*((?:\s*(?:\*|/)?\s*«[^«»]*»\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?)?)+)$")
+_TEXT_UNIT = re.compile(
+    r"^(.*?[0-9)}%!°πA-Za-z])\s*((?:\s*(?:\*|/)?\s*«[^«»]*»\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?)?)+)$"
+)
 _BARE_UNIT = re.compile(r"^(.*?[0-9)}%!°π])(\s*)([A-Za-z][A-Za-z ./]*?)\s*(?:\^\s*\{?\s*([0-9])\s*\}?)?$")
 
 
@@ -314,7 +333,11 @@ def _quantity(text: str, depth: int) -> Node:
     if match and (tail := units.parse_tail(match.group(2))) is not None:
         return _with_unit(match.group(1), tail, re.findall(r"\^\s*\{?\s*([0-9])", match.group(2)), depth)
     match = _BARE_UNIT.match(text)
-    if match and _bare_unit(match.group(2), match.group(3)) and (tail := units.parse_tail(match.group(3))) is not None:
+    if (
+        match
+        and _bare_unit(match.group(2), match.group(3))
+        and (tail := units.parse_tail(match.group(3))) is not None
+    ):
         return _with_unit(match.group(1), tail, [match.group(4)] if match.group(4) else [], depth)
     if text.endswith("%"):
         return Node("percent", expression(text[:-1].strip()))
@@ -351,7 +374,11 @@ def _with_unit(number: str, tail: tuple[Fraction, str], raised: list[str], depth
 
 
 def _matrix(text: str, depth: int) -> Node:
-    match = re.fullmatch(r"[(\[]?\s*\\begin\s*\{([a-zA-Z]*matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\s*\{\1\}\s*[)\]]?", text, re.DOTALL)
+    match = re.fullmatch(
+        r"[(\[]?\s*\\begin\s*\{([a-zA-Z]*matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\s*\{\1\}\s*[)\]]?",
+        text,
+        re.DOTALL,
+    )
     if match is None or "\\begin" in match.group(2):
         raise Unread("an environment")
     kind = match.group(1)
@@ -366,226 +393,9 @@ def _matrix(text: str, depth: int) -> Node:
     return Node("matrix", text="det" if kind in ("vmatrix", "Vmatrix") else "", items=tuple(rows))
 
 
-def _scaled(form: Form, any_sign: bool) -> Form:
+def scaled(form: Form, any_sign: bool) -> Form:
     """The form divided by its leading coefficient (for equations) or its absolute value (for inequalities)."""
     if not form.num:
         return form
     lead = form.num[max(form.num)]
     return algebra.mul(form, algebra.const(1 / (lead if any_sign else abs(lead))))
-
-
-# Comparison -------------------------------------------------------------------------------------------------
-
-
-def same(gold: Node, answer: Node) -> bool | None:
-    """Whether the answer says what the gold says; None where the rules cannot tell."""
-    if gold.kind == "set" and len(gold.items) == 1:
-        return same(gold.items[0], answer)
-    if answer.kind == "set" and len(answer.items) == 1:
-        return same(gold, answer.items[0])
-    if gold.kind == "named" or answer.kind == "named":
-        return _same_named(gold, answer)
-    if "percent" in (gold.kind, answer.kind):
-        return _same_percent(gold, answer)
-    if {gold.kind, answer.kind} == {"set", "seq"}:
-        return _list_and_tuple(gold, answer)
-    if gold.kind == "set" or answer.kind == "set":
-        return _same_sets(gold, answer)
-    if gold.kind == "base" and answer.kind == "num" and answer.form is not None:
-        return gold.text.rpartition("_")[0] == answer.form.key()
-    if gold.kind != answer.kind:
-        return False
-    return _RULES[gold.kind](gold, answer)
-
-
-def _same_num(gold: Node, answer: Node) -> bool | None:
-    a, b = gold.form, answer.form
-    if a is None or b is None:
-        return None
-    if algebra.equal(a, b):
-        return not (gold.text and answer.text and gold.text != answer.text)
-    if approximates(a, b):
-        return True
-    return None if a.opaque or b.opaque else False
-
-
-def _same_percent(gold: Node, answer: Node) -> bool | None:
-    """`50%` equals `50%`; a percentage equals its number with or without the division by a hundred."""
-    if gold.kind == answer.kind:
-        return _same_num(gold, answer)
-    percent, other = (gold, answer) if gold.kind == "percent" else (answer, gold)
-    if other.kind != "num" or percent.form is None or other.form is None:
-        return False
-    return algebra.equal(percent.form, other.form) or algebra.equal(algebra.div(percent.form, algebra.const(100)), other.form)
-
-
-def _same_named(gold: Node, answer: Node) -> bool | None:
-    if gold.kind == answer.kind == "named":
-        if _bare(gold.text) == _bare(answer.text):
-            return same(gold.items[0], answer.items[0])
-        left, right = _as_relation(gold), _as_relation(answer)
-        return False if left is None or right is None else _same_relation(left, right)
-    named, other = (gold, answer) if gold.kind == "named" else (answer, gold)
-    if other.kind == "relation":
-        relation = _as_relation(named)
-        return None if relation is None else _same_relation(relation, other)
-    return same(named.items[0], other) if gold is named else same(other, named.items[0])
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"[{}\s«»]", "", name)
-
-
-def _as_relation(node: Node) -> Node | None:
-    value = node.items[0]
-    if value.kind != "num" or value.form is None or not re.fullmatch(r"[A-Za-z]", node.text):
-        return None
-    return Node("relation", algebra.add(algebra.atom(node.text), algebra.neg(value.form)), "=")
-
-
-def _same_relation(gold: Node, answer: Node) -> bool | None:
-    a, b = gold.form, answer.form
-    if a is None or b is None:
-        return None
-    if gold.text == answer.text:
-        if gold.text in "=≠":
-            if algebra.proportional(a, b):
-                return True
-        elif algebra.equal(_scaled(a, False), _scaled(b, False)):
-            return True
-    return None if a.opaque or b.opaque else False
-
-
-def _same_sets(gold: Node, answer: Node) -> bool | None:
-    left, right = _unique(gold), _unique(answer)
-    if len(left) != len(right):
-        undecided = any(i.form is not None and i.form.opaque for i in (*left, *right))
-        return None if undecided and gold.kind == answer.kind == "set" else False
-    unsure = False
-    rest = list(right)
-    for item in left:
-        for at, other in enumerate(rest):
-            verdict = same(item, other)
-            if verdict:
-                del rest[at]
-                break
-            unsure = unsure or verdict is None
-        else:
-            return None if unsure else False
-    return True
-
-
-def _unique(node: Node) -> list[Node]:
-    items: tuple[Node, ...] = node.items if node.kind == "set" else (node,)
-    out: list[Node] = []
-    for item in items:
-        if not any(same(item, o) for o in out):
-            out.append(item)
-    return out
-
-
-def _same_seq(gold: Node, answer: Node) -> bool | None:
-    if gold.text != answer.text or len(gold.items) != len(answer.items):
-        return False
-    return _all(same(a, b) for a, b in zip(gold.items, answer.items, strict=True))
-
-
-def _list_and_tuple(gold: Node, answer: Node) -> bool | None:
-    """`3, 5, 7` and `(3, 5, 7)` in the same order; `\\{3, 5, 7\\}` and a tuple never."""
-    if "{}" in (gold.text, answer.text) or "()" not in (gold.text, answer.text) or len(gold.items) != len(answer.items):
-        return False
-    return _all(same(a, b) for a, b in zip(gold.items, answer.items, strict=True))
-
-
-def lenient(gold: Node, answer: Node) -> bool:
-    """Whether a match between the two rests on a contested rule (other shape, percent, dropped name or unit, base)."""
-    return gold.kind != answer.kind or (gold.kind == "num" and gold.text != answer.text) or gold.key() != answer.key()
-
-
-def _same_union(gold: Node, answer: Node) -> bool | None:
-    return _same_sets(Node("set", items=gold.items), Node("set", items=answer.items))
-
-
-def _same_text(gold: Node, answer: Node) -> bool | None:
-    return gold.text == answer.text or gold.text.replace(" ", "") == answer.text.replace(" ", "")
-
-
-def _same_ratio(gold: Node, answer: Node) -> bool | None:
-    return _same_seq(Node("seq", text="::", items=gold.items), Node("seq", text="::", items=answer.items))
-
-
-def _all(verdicts: object) -> bool | None:
-    unsure = False
-    for verdict in verdicts:  # type: ignore[attr-defined]
-        if verdict is False:
-            return False
-        unsure = unsure or verdict is None
-    return None if unsure else True
-
-
-_RULES: dict[str, Callable[[Node, Node], bool | None]] = {
-    "num": _same_num, "text": _same_text, "seq": _same_seq, "union": _same_union, "relation": _same_relation,
-    "matrix": _same_seq, "ratio": _same_ratio, "base": lambda a, b: a.text == b.text,
-}  # fmt: skip
-
-
-# Decimal approximations -------------------------------------------------------------------------------------
-
-APPROX_DIGITS = 6
-_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
-
-
-def approximates(gold: Form, answer: Form) -> bool:
-    """Whether the answer is a decimal of at least six significant digits that rounds or cuts a gold without a
-    finite decimal form (`0.0833333333` for 1/12). Integers and finite decimals are compared exactly, always."""
-    value = answer.rational()
-    if value is None or value.denominator == 1:
-        return False
-    exact = gold.rational()
-    if exact is not None and _finite(exact.denominator):
-        return False
-    digits = _decimals(value)
-    if digits is None or len(str(abs(value.numerator * 10**digits // value.denominator))) < APPROX_DIGITS:
-        return False
-    number = evaluate(gold)
-    if number is None:
-        return False
-    ours = Decimal(value.numerator) / Decimal(value.denominator)
-    return abs(number - ours) <= Decimal(10) ** -digits
-
-
-def _finite(denominator: int) -> bool:
-    for p in (2, 5):
-        while denominator % p == 0:
-            denominator //= p
-    return denominator == 1
-
-
-def _decimals(value: Fraction) -> int | None:
-    if not _finite(value.denominator):
-        return None
-    return next((k for k in range(41) if (value * 10**k).denominator == 1), None)
-
-
-def evaluate(form: Form) -> Decimal | None:
-    """The value to about fifty digits where every atom is π, e or a root of a prime; else None."""
-    context = Context(prec=60)
-    e = context.exp(Decimal(1))
-
-    def poly(terms: algebra.Poly) -> Decimal | None:
-        total = Decimal(0)
-        for monomial, c in terms.items():
-            if max(c.numerator.bit_length(), c.denominator.bit_length()) > 2000:
-                return None
-            term = context.divide(Decimal(c.numerator), Decimal(c.denominator))
-            for name, q in monomial:
-                base = _PI if name == "π" else e if name == "e" else Decimal(int(name[1:])) if name[0] == "#" else None
-                if base is None or abs(q) > 1000:
-                    return None
-                raised = context.power(base, context.divide(Decimal(q.numerator), Decimal(q.denominator)))
-                term = context.multiply(term, raised)
-            total = context.add(total, term)
-        return total
-
-    top, bottom = poly(form.num), poly(form.den)
-    return None if top is None or not bottom else context.divide(top, bottom)

@@ -109,7 +109,9 @@ class Family(ABC):
                 bad.append(row)
                 continue
             if row.id in seen:
-                raise DataError(f"task {self.name}: two rows have the id {row.id!r}", "give each row its own id")
+                raise DataError(
+                    f"task {self.name}: two rows have the id {row.id!r}", "give each row its own id"
+                )
             seen.add(row.id)
             problems.append(row)
             if limit is not None and len(problems) == limit:
@@ -117,7 +119,8 @@ class Family(ABC):
         if not problems:
             detail = f"; all {len(bad)} rows are bad, the first ({bad[0].id}): {bad[0].reason}" if bad else ""
             raise DataError(
-                f"task {self.name}, split {split!r}: no usable problem{detail}", f"look at the data with: broaden tasks check {self.name}"
+                f"task {self.name}, split {split!r}: no usable problem{detail}",
+                f"look at the data with: broaden tasks check {self.name}",
             )
         return Loaded(tuple(problems), tuple(bad), len(problems) + len(bad))
 

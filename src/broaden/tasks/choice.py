@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broaden import seeds
 from broaden.errors import DataError, MissingFileError, UsageError
@@ -25,10 +25,18 @@ from broaden.tasks.extract import last_box
 from broaden.tasks.files import Row, csv_rows, find
 from broaden.tasks.hub import rows_of
 
-PROMPT = "{question}\n\n{options}\n\nThink step by step, then give the letter of your answer within \\boxed{{}}."
+PROMPT = (
+    "{question}\n\n{options}\n\nThink step by step, then give the letter of your answer within \\boxed{{}}."
+)
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm|bm|rm|bf)\s{0,4}\{([^{}]*)\}")
-_ALONE = re.compile(r"(?:the\s+)?(?:(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Za-z])\s*[)\].:]{0,2}", re.IGNORECASE)
-_WITH_TEXT = re.compile(r"(?:(?:answer|option|choice)\s*:?\s*)?[(\[]?\s*([A-Z])\s*(?:[)\]]\s*[:.,-]?|[:.]|\s-)\s*(\S.*)", re.DOTALL)
+_ALONE = re.compile(
+    r"(?:the\s+)?(?:(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Za-z])\s*[)\].:]{0,2}",
+    re.IGNORECASE,
+)
+_WITH_TEXT = re.compile(
+    r"(?:(?:answer|option|choice)\s*:?\s*)?[(\[]?\s*([A-Z])\s*(?:[)\]]\s*[:.,-]?|[:.]|\s-)\s*(\S.*)",
+    re.DOTALL,
+)
 _LETTER_AND_TEXT = re.compile(r"([A-Z])\s+(\S.*)", re.DOTALL)
 
 
@@ -72,7 +80,9 @@ def read_letter(text: str, letters: Sequence[str], options: Mapping[str, str]) -
         if others or _names_another(match.group(2), letters):
             return None, False
         return letter, False
-    if (match := _LETTER_AND_TEXT.fullmatch(plain)) is not None and wanted.get(match.group(1)) == _squash(match.group(2)):
+    if (match := _LETTER_AND_TEXT.fullmatch(plain)) is not None and wanted.get(match.group(1)) == _squash(
+        match.group(2)
+    ):
         return match.group(1), False
     named = [a for a, t in wanted.items() if t and t == _squash(plain)]
     return (named[0], True) if len(named) == 1 else (None, False)
@@ -80,7 +90,10 @@ def read_letter(text: str, letters: Sequence[str], options: Mapping[str, str]) -
 
 def _names_another(text: str, letters: Sequence[str]) -> bool:
     """`B: or C`, `A) and (B)`: a second option is named."""
-    return re.fullmatch(r"\s*(?:and|or|,|&)?\s*[(\[]?([A-Z])[)\]]?\s*\.?\s*", text) is not None and text.strip(" ().[]&,andor") in letters
+    return (
+        re.fullmatch(r"\s*(?:and|or|,|&)?\s*[(\[]?([A-Z])[)\]]?\s*\.?\s*", text) is not None
+        and text.strip(" ().[]&,andor") in letters
+    )
 
 
 def _squash(text: str) -> str:
@@ -108,22 +121,39 @@ class CommonsenseQA(Choice):
         for at, row in rows_of(self, path, split):
             yield self._problem(row, str(row.get("id", f"{split}/{at}")))
 
-    def _problem(self, row: Row, id: str) -> Problem | BadRow:
+    def _problem(self, row: Row, row_id: str) -> Problem | BadRow:
         question, choices = row.get("question"), row.get("choices")
         if isinstance(question, dict):  # the original JSONL: question {stem, choices [{label, text}]}
             listed = question.get("choices", [])
             stem = str(question.get("stem", ""))
             letters, texts = [str(c["label"]) for c in listed], [str(c["text"]) for c in listed]
         elif isinstance(choices, dict):  # the hub's: question text, choices {label, text}
-            stem, letters, texts = str(question), [str(x) for x in choices["label"]], [str(x) for x in choices["text"]]
+            stem, letters, texts = (
+                str(question),
+                [str(x) for x in choices["label"]],
+                [str(x) for x in choices["text"]],
+            )
         else:
-            raise DataError(f"commonsenseqa row {id}: no question with choices; it has {', '.join(map(str, row))}")
+            raise DataError(
+                f"commonsenseqa row {row_id}: no question with choices; it has {', '.join(map(str, row))}"
+            )
         gold = str(row.get("answerKey", "") or "")
         if gold not in letters:
-            return BadRow(id, f"the answer key {gold!r} is none of {', '.join(letters)}" if gold else "there is no answer key")
+            return BadRow(
+                row_id,
+                f"the answer key {gold!r} is none of {', '.join(letters)}"
+                if gold
+                else "there is no answer key",
+            )
         if len(set(letters)) != len(letters):
-            return BadRow(id, "two options have one letter")
-        return Problem(id, self.name, user(render(stem, letters, texts)), gold, {"letters": letters, "options": texts})
+            return BadRow(row_id, "two options have one letter")
+        return Problem(
+            row_id,
+            self.name,
+            user(render(stem, letters, texts)),
+            gold,
+            {"letters": letters, "options": texts},
+        )
 
 
 class GPQA(Choice):
@@ -137,7 +167,7 @@ class GPQA(Choice):
     title = "GPQA: four options, a letter in a box (official zip or CSV)"
     hub = "Idavidrein/gpqa"
     default_split = "diamond"
-    options = {"password": None}
+    options: ClassVar[Mapping[str, Any]] = {"password": None}
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
@@ -155,17 +185,19 @@ class GPQA(Choice):
         missing = [n for n in ("Question", *names) if n not in row]
         if missing:
             raise DataError(f"gpqa row {at}: no column {missing[0]!r}; the official columns were expected")
-        id = str(row.get("Record ID") or f"row-{at}")
+        row_id = str(row.get("Record ID") or f"row-{at}")
         texts = [str(row[n] or "").strip() for n in names]
         if not all(texts) or not str(row["Question"] or "").strip():
-            return BadRow(id, "the question or an option is empty")
+            return BadRow(row_id, "the question or an option is empty")
         if texts[0] in texts[1:]:
-            return BadRow(id, "the right answer stands among the wrong ones too")
-        order = shuffled(len(texts), seeds.stream(seed, "split", "gpqa", id))
+            return BadRow(row_id, "the right answer stands among the wrong ones too")
+        order = shuffled(len(texts), seeds.stream(seed, "split", "gpqa", row_id))
         letters, listed = list("ABCD"), [texts[i] for i in order]
         gold = letters[order.index(0)]
         extra = {"letters": letters, "options": listed, "shuffle_seed": seed, "private": True}
-        return Problem(id, self.name, user(render(str(row["Question"]).strip(), letters, listed)), gold, extra)
+        return Problem(
+            row_id, self.name, user(render(str(row["Question"]).strip(), letters, listed)), gold, extra
+        )
 
 
 def shuffled(size: int, key: int) -> list[int]:
@@ -186,7 +218,10 @@ def zip_rows(path: Path, split: str, password: str | None) -> Iterator[tuple[int
             names = [n for n in archive.namelist() if n.rsplit("/", 1)[-1] == f"gpqa_{split}.csv"]
             if not names:
                 held = ", ".join(n for n in archive.namelist() if n.endswith(".csv")) or "no CSV"
-                raise UsageError(f"gpqa has no split {split!r} in this zip (it holds {held})", "use diamond, main or extended")
+                raise UsageError(
+                    f"gpqa has no split {split!r} in this zip (it holds {held})",
+                    "use diamond, main or extended",
+                )
             info = archive.getinfo(names[0])
             if info.flag_bits & 1 and password is None:
                 raise UsageError(
@@ -195,6 +230,9 @@ def zip_rows(path: Path, split: str, password: str | None) -> Iterator[tuple[int
                 )
             raw = archive.read(info, pwd=password.encode() if password else None)
     except (RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path.name} could not be read ({type(error).__name__}: wrong password or broken file)", "check GPQA_PASSWORD") from None
+        raise UsageError(
+            f"{path.name} could not be read ({type(error).__name__}: wrong password or broken file)",
+            "check GPQA_PASSWORD",
+        ) from None
     csv.field_size_limit(10_000_000)
     return csv_rows(io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read(), path.name)

@@ -1,13 +1,15 @@
 """Runs a model's program against tests, out of this process and under limits.
 
 `run` starts the trusted judge (`mbpp_judge.py`) in a fresh interpreter and its own process group; the judge starts the
-candidate (`mbpp_candidate.py`) in another one with empty environment, temporary folder, limits on time, memory, processes
+candidate (`mbpp_candidate.py`) in another one with empty environment, temporary folder, limits on time,
+memory, processes
 and file size, no network where namespaces allow, and no sight of the tests. What this covers and what it does not
 stands in docs/tasks/mbpp.md: it keeps honest mistakes and cheap tricks harmless; it is no virtual machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -89,10 +91,8 @@ def run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):

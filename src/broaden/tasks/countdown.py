@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Message, Problem, Verdict
@@ -36,14 +36,23 @@ class Countdown(Family):
     version = "1"
     title = "Countdown: an expression that reaches the target, each number exactly once"
     hub = "HuggingFaceTB/Countdown-Task-GOLD"
-    options = {"count": None, "low": None, "high": None, "target_low": None, "target_high": None, "prompt": None}
+    options: ClassVar[Mapping[str, Any]] = {
+        "count": None,
+        "low": None,
+        "high": None,
+        "target_low": None,
+        "target_high": None,
+        "prompt": None,
+    }
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
     ) -> Iterator[Problem | BadRow]:
         preset = options["prompt"]
         if preset not in (None, "default", "paper"):
-            raise UsageError(f"countdown has no prompt preset {preset!r}", "use prompt=default or prompt=paper")
+            raise UsageError(
+                f"countdown has no prompt preset {preset!r}", "use prompt=default or prompt=paper"
+            )
         if data is None:
             if preset == "paper":
                 raise UsageError(
@@ -77,15 +86,27 @@ class Countdown(Family):
             near, note = _almost(answer, numbers, target)
             return self.verdict("unparseable", answer=answer, borderline=near, note=note or str(error))
         if sorted(expression.numbers) != numbers:
-            return self.verdict("wrong", answer=answer, ballot=_ballot(expression), note="not each number exactly once")
+            return self.verdict(
+                "wrong", answer=answer, ballot=_ballot(expression), note="not each number exactly once"
+            )
         right = expression.value == target
         if expression.unicode:
             note = "unicode operators; the grammar is + - * /"
-            return self.verdict("wrong", answer=answer, ballot=_ballot(expression), borderline=right, note=note)
+            return self.verdict(
+                "wrong", answer=answer, ballot=_ballot(expression), borderline=right, note=note
+            )
         if right:
-            return self.verdict("correct", answer=answer, ballot=_ballot(expression), borderline=found.dangling)
+            return self.verdict(
+                "correct", answer=answer, ballot=_ballot(expression), borderline=found.dangling
+            )
         note = "division by zero" if expression.value is None else f"the value is {expression.value}"
-        return self.verdict("wrong", answer=answer, ballot=_ballot(expression), well_formed=expression.value is not None, note=note)
+        return self.verdict(
+            "wrong",
+            answer=answer,
+            ballot=_ballot(expression),
+            well_formed=expression.value is not None,
+            note=note,
+        )
 
 
 def _ballot(expression: Expression) -> str | None:
@@ -116,16 +137,18 @@ def _goal(problem: Problem) -> tuple[Fraction | None, list[int]]:
         return None, []
 
 
-def _problem(id: str, numbers: list[int], target: int, messages: tuple[Message, ...] | None = None) -> Problem:
+def _problem(
+    row_id: str, numbers: list[int], target: int, messages: tuple[Message, ...] | None = None
+) -> Problem:
     text = PROMPT.format(numbers=", ".join(map(str, numbers)), target=target)
     return Problem(
-        id, "countdown", messages or user(text), str(target), {"numbers": numbers, "target": target}
+        row_id, "countdown", messages or user(text), str(target), {"numbers": numbers, "target": target}
     )  # fmt: skip
 
 
-def _from_row(row: Row, id: str, preset: str | None) -> Problem | BadRow:
+def _from_row(row: Row, row_id: str, preset: str | None) -> Problem | BadRow:
     """The published shapes: `input`/`output` (d1), `numbers`/`target` (ES reference), `nums`/`target`, `messages`."""
-    where = f"countdown row {id}"
+    where = f"countdown row {row_id}"
     messages: tuple[Message, ...] | None = None
     if "messages" in row and preset != "default":
         messages = _messages(row["messages"], where)
@@ -136,12 +159,12 @@ def _from_row(row: Row, id: str, preset: str | None) -> Problem | BadRow:
         numbers = [int(str(n).strip()) for n in numbers_raw]
         target = int(str(target_raw).strip())
     except ValueError:
-        return BadRow(id, f"numbers {numbers_raw!r} and target {target_raw!r} should be integers")
+        return BadRow(row_id, f"numbers {numbers_raw!r} and target {target_raw!r} should be integers")
     if not 1 <= len(numbers) <= 16 or min(numbers) < 0:
-        return BadRow(id, f"numbers {numbers!r}: one to sixteen of them, none negative, were expected")
+        return BadRow(row_id, f"numbers {numbers!r}: one to sixteen of them, none negative, were expected")
     if len(numbers) <= 4 and not gen.solvable(tuple(sorted(numbers)), target):
-        return BadRow(id, f"{numbers} cannot reach {target}")
-    return _problem(str(row.get("id", id)), numbers, target, messages)
+        return BadRow(row_id, f"{numbers} cannot reach {target}")
+    return _problem(str(row.get("id", row_id)), numbers, target, messages)
 
 
 def _columns(row: Row, messages: tuple[Message, ...] | None, where: str) -> tuple[list[Any], Any]:
@@ -150,7 +173,9 @@ def _columns(row: Row, messages: tuple[Message, ...] | None, where: str) -> tupl
     for name in ("numbers", "nums"):
         if name in row and "target" in row:
             value = row[name]
-            return (value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()), row["target"]
+            return (
+                value if isinstance(value, list) else str(value).strip("[]").replace(",", " ").split()
+            ), row["target"]
     if messages is not None:
         text = next((m.content for m in messages if m.role == "user"), "")
         found = gen.numbers_in_prompt(text)

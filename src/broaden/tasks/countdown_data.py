@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import combinations_with_replacement, islice
 from math import comb, gcd
 from typing import Any
 
@@ -25,13 +26,18 @@ Step = tuple[Fraction, str, Fraction, Fraction]
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Which problems exist: how many numbers, from what range, to which targets (all ends included)."""
+    """Which problems exist: how many numbers, from what range, to which targets (all ends included).
+
+    `sums` keeps the problems that adding all the numbers solves; they are left out by default, since a model
+    that always adds would be rewarded for it.
+    """
 
     count: int = 3
     low: int = 1
-    high: int = 20
+    high: int = 30
     target_low: int = 1
     target_high: int = 99
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.count <= 5:
@@ -40,14 +46,17 @@ class Ranges:
             raise UsageError(f"countdown: 0 <= low <= high <= 10000 expected, got {self.low}..{self.high}")
         if not 0 <= self.target_low <= self.target_high <= 100_000:
             raise UsageError(
-                f"countdown: 0 <= target_low <= target_high <= 100000 expected, got {self.target_low}..{self.target_high}"
+                "countdown: 0 <= target_low <= target_high <= 100000 expected, got "
+                f"{self.target_low}..{self.target_high}"
             )
 
 
 DEFAULT = Ranges()
+LISTED = 20_000
+"""Up to so many multisets a split is listed whole: that takes about a second."""
 HARD = Ranges(count=4)
 BUCKETS: dict[str, range] = {
-    "warmup": range(0, 50), "train": range(50, 80), "probe": range(80, 85), "test": range(85, 100), "hard": range(0, 100),
+    "warmup": range(50), "train": range(50, 80), "probe": range(80, 85), "test": range(85, 100), "hard": range(100),
 }  # fmt: skip
 
 
@@ -77,7 +86,8 @@ def ranges_for(split: str, options: Mapping[str, Any]) -> Ranges:
     """The ranges of a split with the caller's changes. Raises UsageError on an unknown split."""
     if split not in BUCKETS:
         raise UsageError(f"countdown has no split {split!r}", f"its splits are: {', '.join(BUCKETS)}")
-    changes = {k: int(v) for k, v in options.items() if v is not None and k != "prompt"}
+    given = {k: v for k, v in options.items() if v is not None and k != "prompt"}
+    changes: dict[str, Any] = {k: bool(v) if k == "sums" else int(v) for k, v in given.items()}
     return replace(HARD if split == "hard" else DEFAULT, **changes)
 
 
@@ -88,19 +98,43 @@ def generate(split: str, ranges: Ranges, limit: int | None, seed: int) -> Iterat
     targets = ranges.target_high - ranges.target_low + 1
     space = multisets * targets
     if limit is None and (space > 3_000_000 or (ranges.count > 3 and multisets > 1000)):
-        raise UsageError(f"countdown: {space} candidate problems are too many to list them all", "give --limit")
+        raise UsageError(
+            f"countdown: {space} candidate problems are too many to list them all", "give --limit"
+        )
     wanted = BUCKETS[split]
-    given = 0
-    order = _Permutation(space, seeds.stream(seed, "split", "countdown", split))
+    order = seeds.stream(seed, "split", "countdown", split)
+    keys = _listed(ranges, wanted, order) if multisets <= LISTED else _walked(ranges, wanted, order, space)
+    yield from keys if limit is None else islice(keys, limit)
+
+
+def _listed(ranges: Ranges, wanted: range, order: int) -> list[Key]:
+    """A small space: every multiset is solved once, and the problems are sorted by a keyed hash."""
+    keys = [
+        key
+        for numbers in combinations_with_replacement(range(ranges.low, ranges.high + 1), ranges.count)
+        for target in sorted(n for n, d in reachable(numbers) if d == 1)
+        if _in_range(key := Key(numbers, target), ranges) and bucket(key) in wanted
+    ]
+    secret = order.to_bytes(8, "little")
+    return sorted(keys, key=lambda key: blake2b(str(key).encode(), digest_size=16, key=secret).digest())
+
+
+def _walked(ranges: Ranges, wanted: range, order: int, space: int) -> Iterator[Key]:
+    """A large space: candidates in a keyed pseudo-random order, the unsolvable ones left out."""
+    width = ranges.high - ranges.low + 1
+    targets = ranges.target_high - ranges.target_low + 1
+    permutation = _Permutation(space, order)
     for index in range(space):
-        rank, offset = divmod(order(index), targets)
+        rank, offset = divmod(permutation(index), targets)
         key = Key(_unrank(rank, ranges.low, width, ranges.count), ranges.target_low + offset)
-        if bucket(key) not in wanted or not solvable(key.numbers, key.target):
-            continue
-        yield key
-        given += 1
-        if given == limit:
-            return
+        if _in_range(key, ranges) and bucket(key) in wanted and solvable(key.numbers, key.target):
+            yield key
+
+
+def _in_range(key: Key, ranges: Ranges) -> bool:
+    return ranges.target_low <= key.target <= ranges.target_high and (
+        ranges.sums or sum(key.numbers) != key.target
+    )
 
 
 def display_order(key: Key, seed: int) -> list[int]:
@@ -126,7 +160,9 @@ class _Permutation:
         while True:
             left, right = index >> self.half, index & self.mask
             for turn in range(4):
-                raw = blake2b(right.to_bytes(16, "little") + bytes((turn,)), digest_size=8, key=self.key).digest()
+                raw = blake2b(
+                    right.to_bytes(16, "little") + bytes((turn,)), digest_size=8, key=self.key
+                ).digest()
                 left, right = right, left ^ (int.from_bytes(raw, "little") & self.mask)
             index = (left << self.half) | right
             if index < self.size:
@@ -153,7 +189,7 @@ def solvable(numbers: tuple[int, ...], target: int) -> bool:
     return (target, 1) in reachable(numbers)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 16)
 def reachable(numbers: tuple[int, ...]) -> frozenset[Value]:
     """Every value of an expression that uses each of the sorted numbers exactly once."""
     if len(numbers) == 1:
@@ -192,7 +228,9 @@ def _partitions(numbers: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[i
     return sorted(seen)
 
 
-def solutions(numbers: tuple[int, ...] | list[int], target: int, limit: int = 1000) -> list[tuple[str, tuple[Step, ...]]]:
+def solutions(
+    numbers: tuple[int, ...] | list[int], target: int, limit: int = 1000
+) -> list[tuple[str, tuple[Step, ...]]]:
     """Expressions that reach the target, with their steps in order of evaluation; deterministic, without repeats.
 
     Every expression uses each number exactly once; `+` and `*` are written once (larger operand first).
@@ -231,14 +269,20 @@ def _trees(numbers: tuple[int, ...]) -> tuple[_Tree, ...]:
 def _join(a: _Tree, operator: str, b: _Tree) -> _Tree:
     rank = 1 if operator in "+-" else 2
     left = f"({a[0]})" if a[3] < rank else a[0]
-    right = f"({b[0]})" if b[3] < rank or (b[3] == rank and operator in "-/") or (b[3] == rank and rank == 2) else b[0]
+    right = (
+        f"({b[0]})"
+        if b[3] < rank or (b[3] == rank and operator in "-/") or (b[3] == rank and rank == 2)
+        else b[0]
+    )
     x, y = a[1], b[1]
     value = x + y if operator == "+" else x - y if operator == "-" else x * y if operator == "*" else x / y
     return (f"{left} {operator} {right}", value, (*a[2], *b[2], (x, operator, y, value)), rank)
 
 
 _PROMPT_NUMBERS = re.compile(r"\[\s*([0-9]{1,6}(?:\s*,\s*|\s+)(?:[0-9]{1,6}(?:\s*,\s*|\s+)?){1,15})\]")
-_PROMPT_TARGET = re.compile(r"(?:equals?(?:\s+to)?|target(?:\s+of|\s+is|:)?)\s+\$?([0-9]{1,6})\b", re.IGNORECASE)
+_PROMPT_TARGET = re.compile(
+    r"(?:equals?(?:\s+to)?|target(?:\s+of|\s+is|:)?)\s+\$?([0-9]{1,6})\b", re.IGNORECASE
+)
 
 
 def numbers_in_prompt(text: str) -> tuple[tuple[int, ...], int] | None:

@@ -17,8 +17,8 @@ from fractions import Fraction
 MAX_LENGTH = 1000
 MAX_DEPTH = 64
 MAX_DIGITS = 12
-_TOKEN = re.compile(r"([0-9]+)|([-+*/()])|([×÷−])|(\s+)")  # noqa: RUF001 - the unicode forms are meant
-_UNICODE = {"×": "*", "÷": "/", "−": "-"}  # noqa: RUF001
+_TOKEN = re.compile(r"([0-9]+)|([-+*/()])|([×÷−])|(\s+)")
+_UNICODE = {"×": "*", "÷": "/", "−": "-"}
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 

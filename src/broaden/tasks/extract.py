@@ -41,7 +41,8 @@ def visible(completion: str, thinking: bool = False) -> str | None:
 
 
 def boxes(text: str) -> tuple[list[str], bool]:
-    r"""Contents of every balanced outermost `\boxed{…}` or `\fbox{…}` in order, and whether a later one was left open."""
+    r"""Contents of every balanced outermost `\boxed{…}` or `\fbox{…}` in order, and whether a later one was
+    left open."""
     spans, dangling = box_spans(text)
     return [text[inner:end] for _, inner, end in spans], dangling
 

@@ -73,7 +73,9 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
             try:
                 row = json.loads(raw)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, line {at}: not JSON ({error})", f"mend or remove line {at}") from error
+                raise DataError(
+                    f"{path}, line {at}: not JSON ({error})", f"mend or remove line {at}"
+                ) from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {at}: a JSON object was expected, got {type(row).__name__}")
             yield number, row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Problem, Verdict
@@ -17,7 +17,7 @@ from broaden.tasks.base import BadRow, Family, system_user, user
 from broaden.tasks.extract import last_box
 from broaden.tasks.files import Row, column, find
 from broaden.tasks.hub import rows_of
-from broaden.tasks.numbers import number, show
+from broaden.tasks.numerals import number, show
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _MARK = re.compile(r"<<[^<>]*>>")
@@ -30,14 +30,17 @@ class GSM8K(Family):
     version = "1"
     title = "GSM8K: grade-school mathematics, an integer in a box"
     hub = "openai/gsm8k"
-    options = {"prompt": "paper"}
+    options: ClassVar[Mapping[str, Any]] = {"prompt": "paper"}
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
     ) -> Iterator[Problem | BadRow]:
         preset = options["prompt"]
         if preset not in ("paper", "plain"):
-            raise UsageError(f"gsm8k has no prompt preset {preset!r}", "use prompt=paper or prompt=plain (no system message)")
+            raise UsageError(
+                f"gsm8k has no prompt preset {preset!r}",
+                "use prompt=paper or prompt=plain (no system message)",
+            )
         path = find(data, split) if data is not None else None
         for at, row in rows_of(self, path, split):
             yield from_row(row, f"{split}/{at}", f"{path or self.hub}, row {at}", preset)
@@ -61,7 +64,7 @@ class GSM8K(Family):
 
 def gold_of(answer: str) -> str | None:
     """The text after the last `####`, or None where there is no such mark."""
-    head, mark, tail = answer.rpartition("####")
+    _head, mark, tail = answer.rpartition("####")
     return tail.strip() if mark else None
 
 
@@ -71,7 +74,9 @@ def from_row(row: Row, id: str, where: str, preset: str) -> Problem | BadRow:
     answer = str(column(row, ("answer",), where))
     gold = gold_of(answer)
     if gold is None:
-        raise DataError(f"{where}: the answer has no '####' before its gold", "give the data in its published format")
+        raise DataError(
+            f"{where}: the answer has no '####' before its gold", "give the data in its published format"
+        )
     if not question:
         return BadRow(id, "the question is empty")
     value = number(gold)

@@ -30,9 +30,12 @@ def rows_of(task: Family, path: Path | None, split: str) -> Iterator[tuple[int, 
 
 
 def from_hub(name: str, hub: str, split: str) -> Iterator[tuple[int, Row]]:
-    """Rows of a hub data set. Raises UsageError without the extra or a hub name, DataError where it can't be reached."""
+    """Rows of a hub data set. Raises UsageError without the extra or a hub name, DataError where it can't be
+    reached."""
     if not hub:
-        raise UsageError(f"task {name} is read from a file", "give --data the path of a JSONL, JSON, CSV or Parquet file")
+        raise UsageError(
+            f"task {name} is read from a file", "give --data the path of a JSONL, JSON, CSV or Parquet file"
+        )
     if importlib.util.find_spec("datasets") is None:
         raise UsageError(
             f"task {name} without --data is loaded from the hub ({hub}), which needs the package datasets",
@@ -45,6 +48,7 @@ def from_hub(name: str, hub: str, split: str) -> Iterator[tuple[int, Row]]:
         loaded = datasets.load_dataset(hub, configuration or None, split=wanted)
     except Exception as error:  # the hub's client raises many unrelated types
         raise DataError(
-            f"{hub} could not be loaded from the hub: {type(error).__name__}: {str(error)[:200]}", "give --data a local copy"
+            f"{hub} could not be loaded from the hub: {type(error).__name__}: {str(error)[:200]}",
+            "give --data a local copy",
         ) from error
     return ((at, dict(row)) for at, row in enumerate(loaded))

@@ -1,115 +1,27 @@
-r"""From LaTeX or plain text to an exact `Form`: the algebra that answers are written in.
+r"""From cleaned text to an exact `Form`: the algebra that answers are written in, as LaTeX or typed plainly.
 
-`clean` rewrites the many spellings to one (`\dfrac` to `\frac`, `\left(` to `(`, `\pi` to the letter), text becomes
-«words». `expression` is a recursive-descent reader with a depth limit. What it does not know raises `Unread`;
-it never guesses. Not here: lists, sets, intervals, units, equations (`answers`).
+A recursive-descent reader with a depth limit. What it does not know raises `Unread`; it never guesses.
+Not here: spellings (`spelling`); lists, sets, intervals, units, equations (`answers`).
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from math import comb
 
 from broaden.tasks import algebra
 from broaden.tasks.algebra import Form, LimitError
+from broaden.tasks.spelling import Unread
 
-MAX_LENGTH = 3000
 MAX_DEPTH = 40
-
-_SAME = {
-    r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
-    r"\leqslant": "≤", r"\leq": "≤", r"\le": "≤", r"\geqslant": "≥", r"\geq": "≥", r"\ge": "≥", r"\lt": "<", r"\gt": ">",
-    r"\neq": "≠", r"\ne": "≠", r"\infty": "∞", r"\infin": "∞", r"\pi": "π", r"\cup": "∪", r"\cap": "∩", r"\in": "∈",
-    r"\pm": "±", r"\mp": "∓", r"\ldots": "…", r"\cdots": "…", r"\dots": "…", r"\cdot": "*", r"\times": "*", r"\ast": "*",
-    r"\div": "/", r"\emptyset": "∅", r"\varnothing": "∅", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|",
-    r"\lfloor": "⌊", r"\rfloor": "⌋", r"\lceil": "⌈", r"\rceil": "⌉", r"\{": "⦃", r"\}": "⦄", r"\lbrace": "⦃", r"\rbrace": "⦄",
-    r"\%": "%", r"\$": "$", r"\&": "&", r"\#": "#", r"\_": "_", r"\degree": "°", r"\langle": "⟨", r"\rangle": "⟩", r"\colon": ":",
-    r"\land": " «and» ", r"\lor": " «or» ", r"\wedge": " «and» ", r"\vee": " «or» ", r"\lbrack": "[", r"\rbrack": "]",
-}  # fmt: skip
-_DROP = frozenset(
-    r"\left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \displaystyle \textstyle \limits \, \; \: \! \> "
-    r"\quad \qquad \thinspace \hfill \( \) \[ \] \middle \boldsymbol \rm \bf \it \strut \phantom".split()
-)
-_KEEP = frozenset(
-    r"\frac \sqrt \binom \sin \cos \tan \cot \sec \csc \arcsin \arccos \arctan \sinh \cosh \tanh \ln \log \exp \overline \circ "
-    r"\begin \end \\ \alpha \beta \gamma \delta \epsilon \varepsilon \theta \lambda \mu \nu \rho \sigma \tau \phi \varphi \omega "
-    r"\Delta \Omega \ell \max \min \gcd \lg".split()
-)
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mbox|mathrm|mathbf|mathit|mathsf|operatorname|bm|boxed|fbox|emph)\s{0,4}\*?\{")
-_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
-_UNICODE = str.maketrans(
-    {
-        "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "√": "\\sqrt ", "’": "'",  # noqa: RUF001
-        "\u00a0": " ", "\u2009": " ", "\u202f": " ", "º": "°", "˚": "°", "，": ",", "：": ":", "（": "(", "）": ")", "％": "%",  # noqa: RUF001
-        "²": "^2", "³": "^3", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "\n": " ", "\t": " ",
-    }
-)  # fmt: skip
 FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp sqrt max min gcd".split()
 )
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega Delta Omega ell".split()
+    "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega Delta Omega "
+    "ell".split()
 )
-
-
-class Unread(ValueError):
-    """The text is outside what this reader knows."""
-
-
-def clean(text: str) -> str:
-    """One spelling: commands to symbols, wrappers opened, text as «words», spaces single. Raises Unread, LimitError."""
-    if len(text) > MAX_LENGTH:
-        raise LimitError(f"longer than {MAX_LENGTH} characters")
-    out = _unwrap(text.translate(_UNICODE))
-    out = re.sub(r"\\(?:thinspace|,|!|;|:| )(?=\s*[0-9]{3}(?![0-9]))", r"\\,", out)
-    out = re.sub(r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\!\s*,|\\,)\s*(?=[0-9]{3}(?![0-9]))", "", out)
-    out = re.sub(r"(?<=[0-9]),\s*\\!\s*(?=[0-9])", "", out)
-    out = _COMMAND.sub(_command, out)
-    out = re.sub(r"(?<![A-Za-z])(?:infinity|infty|inf|oo)(?![A-Za-z])", "∞", out)
-    out = out.replace("$$", " ").replace("~", " ").replace("...", "…").replace("**", "^")
-    out = re.sub(r"<=|=<", "≤", out)
-    out = re.sub(r">=", "≥", out)
-    out = re.sub(r"!=", "≠", out)
-    out = re.sub(r"\+-|\+/-", "±", out) if "+/-" in out else out
-    return re.sub(r"\s+", " ", out).strip()
-
-
-def _command(match: re.Match[str]) -> str:
-    name = match.group()
-    if name in _SAME:
-        return _SAME[name] + (" " if name[-1].isalpha() and _SAME[name][0] == "\\" else "")
-    if name in _DROP:
-        return " "
-    if name in _KEEP:
-        return name + (" " if name[-1].isalpha() else "")
-    if name == "\\ ":
-        return " "
-    raise Unread(f"command {name}")
-
-
-def _unwrap(text: str) -> str:
-    r"""`\text{ab}` to «ab», `\mathrm{x}` likewise; mathematics inside (`\text{13}`, `\mathbf{3}`) is left bare."""
-    for _ in range(12):
-        match = None
-        for match in _WRAPPER.finditer(text):
-            pass
-        if match is None:
-            return text
-        depth, at = 1, match.end()
-        while at < len(text) and depth:
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            at += 1
-        if depth:
-            raise Unread("a text wrapper is never closed")
-        inner = text[match.end() : at - 1]
-        plain = inner.replace("~", " ").replace("\\ ", " ")
-        wordy = bool(re.search(r"[A-Za-z]{2}", plain)) and not re.search(r"[\\{}^_=«»0-9$]", plain)
-        single = bool(re.fullmatch(r"\s*\(?[A-Za-z]\)?\s*", plain)) and "text" in match.group()
-        unit = bool(re.fullmatch(r"\s*[A-Za-z]{1,3}\s*", plain)) and plain.strip() in ("m", "g", "s", "h", "L", "C", "F", "K")
-        unit = unit and bool(re.search(r"[0-9}]\s*$|°\s*$|circ\}?\s*$", text[: match.start()]))
-        body = f" «{plain.strip()}» " if wordy or single or unit else f" {inner} "
-        text = text[: match.start()] + body + text[at:]
-    raise Unread("too many text wrappers")
 
 
 def expression(text: str, sign: int = 1) -> Form:
@@ -254,10 +166,17 @@ class _Reader:
             rest = Fraction(int(match.group(1)), (10 ** len(match.group(1)) - 1) * 10 ** len(shown.group(1)))
             return algebra.add(value, algebra.const(rest))
         whole = value.rational()
-        mixed = re.compile(r"\\frac\s*(?:\{\s*([0-9]{1,30})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,30})\s*\}|([0-9]))").match(self.text, self.at)
+        mixed = re.compile(
+            r"\\frac\s*(?:\{\s*([0-9]{1,30})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,30})\s*\}|([0-9]))"
+        ).match(self.text, self.at)
         if mixed is None and self.at > here:
             mixed = re.compile(r"([0-9]{1,30})()/([0-9]{1,30})()(?![0-9.])").match(self.text, self.at)
-        if mixed and whole is not None and whole.denominator == 1 and self.text[:here].rstrip()[-1:].isdigit():
+        if (
+            mixed
+            and whole is not None
+            and whole.denominator == 1
+            and self.text[:here].rstrip()[-1:].isdigit()
+        ):
             top, bottom = int(mixed[1] or mixed[2]), int(mixed[3] or mixed[4])
             if 0 < top < bottom:
                 self.at = mixed.end()
@@ -269,7 +188,7 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise LimitError(f"nested deeper than {MAX_DEPTH}")
         char = self.peek()
-        if char.isdigit() and char.isascii() or char == ".":
+        if (char.isdigit() and char.isascii()) or char == ".":
             return self.number(depth)
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
             if char == opening:
@@ -288,7 +207,7 @@ class _Reader:
                 value = self.sum(depth + 1)
                 self.need(closing)
                 return self._round(value, name)
-        if char in "π∞":
+        if char and char in "π∞":
             self.at += 1
             return algebra.atom(char)
         if char == "\\":
@@ -300,7 +219,11 @@ class _Reader:
     @staticmethod
     def _abs(value: Form) -> Form:
         number = value.rational()
-        return algebra.const(abs(number)) if number is not None else algebra.atom(f"|{value.key()}|", opaque=True)
+        return (
+            algebra.const(abs(number))
+            if number is not None
+            else algebra.atom(f"|{value.key()}|", opaque=True)
+        )
 
     @staticmethod
     def _round(value: Form, name: str) -> Form:
@@ -312,7 +235,21 @@ class _Reader:
     def name(self, depth: int) -> Form:
         run = re.compile(r"[A-Za-z]+").match(self.text, self.at)
         word = run.group() if run else ""
-        for known in ("arcsin", "arccos", "arctan", "sqrt", "sinh", "cosh", "tanh", "exp", "sin", "cos", "tan", "log", "ln"):
+        for known in (
+            "arcsin",
+            "arccos",
+            "arctan",
+            "sqrt",
+            "sinh",
+            "cosh",
+            "tanh",
+            "exp",
+            "sin",
+            "cos",
+            "tan",
+            "log",
+            "ln",
+        ):
             if word.startswith(known) and (word == known or len(word) <= len(known) + 1):
                 self.at += len(known)
                 return self.function(known, depth)
@@ -360,8 +297,6 @@ class _Reader:
 
     @staticmethod
     def _binomial(n: Form, k: Form) -> Form:
-        from math import comb
-
         a, b = n.rational(), k.rational()
         if a is None or b is None or a.denominator != 1 or b.denominator != 1 or a < 0 or b < 0:
             return algebra.atom(f"binom({n.key()},{k.key()})", opaque=True)

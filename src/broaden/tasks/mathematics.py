@@ -16,18 +16,19 @@ from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Problem, Verdict, VerdictReason
-from broaden.tasks import answers, mathpool
+from broaden.tasks import answers, equality, mathpool
 from broaden.tasks.algebra import LimitError
 from broaden.tasks.answers import Node
 from broaden.tasks.base import BadRow, Family, system_user, user
 from broaden.tasks.extract import Extracted, box_spans, boxes, visible
 from broaden.tasks.files import Row, find
 from broaden.tasks.hub import rows_of
-from broaden.tasks.latex import MAX_LENGTH, Unread
+from broaden.tasks.spelling import MAX_LENGTH, Unread
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 SUFFIX = re.compile(r"\s*Let's think step by step and output the final answer within \\boxed\{\}\.?\s*$")
 POOL_LENGTH = 1000
+MAX_RUN = 100
 _BETWEEN = re.compile(r"[\s$,;.]*(?:\\text\{\s*(?:and|or)\s*\}|and|or)?[\s$,;]*")
 
 
@@ -58,30 +59,33 @@ class Mathematics(Family):
     ) -> Iterator[Problem | BadRow]:
         preset = options["prompt"]
         if preset not in ("paper", "plain"):
-            raise UsageError(f"{self.name} has no prompt preset {preset!r}", "use prompt=paper or prompt=plain (no system message)")
+            raise UsageError(
+                f"{self.name} has no prompt preset {preset!r}",
+                "use prompt=paper or prompt=plain (no system message)",
+            )
         path = find(data, split, self.files) if data is not None else None
         stem = path.stem if path is not None else split
         for at, row in rows_of(self, path, split):
             yield self.problem(row, f"{stem}/{at}", preset)
 
-    def problem(self, row: Row, id: str, preset: str) -> Problem | BadRow:
+    def problem(self, row: Row, row_id: str, preset: str) -> Problem | BadRow:
         """One row of any of the published shapes."""
-        question, raw = columns(row, f"{self.name} row {id}")
+        question, raw = columns(row, f"{self.name} row {row_id}")
         given = row.get("unique_id", row.get("id"))
         if given is not None:
-            id = str(given)
+            row_id = str(given)
         if not question:
-            return BadRow(id, "the problem text is empty")
+            return BadRow(row_id, "the problem text is empty")
         gold, published = tidy_gold(raw, self.integer_gold)
         if not gold:
-            return BadRow(id, "the gold is empty")
+            return BadRow(row_id, "the gold is empty")
         if self.integer_gold and not re.fullmatch(r"-?[0-9]+", gold):
-            return BadRow(id, f"the gold {gold[:60]!r} is not an integer")
+            return BadRow(row_id, f"the gold {gold[:60]!r} is not an integer")
         if not readable(gold):
-            return BadRow(id, f"the gold {gold[:60]!r} cannot be read as mathematics or words")
+            return BadRow(row_id, f"the gold {gold[:60]!r} cannot be read as mathematics or words")
         extra = {} if published is None else {"published_gold": published}
         messages = system_user(SYSTEM, question) if preset == "paper" else user(f"{question}\n\n{SYSTEM}")
-        return Problem(id, self.name, messages, gold, extra)
+        return Problem(row_id, self.name, messages, gold, extra)
 
     def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
         found = boxed(completion, finish, bool(problem.extra.get("thinking")))
@@ -105,13 +109,23 @@ class Math500(Mathematics):
 class AIME24(Mathematics):
     """AIME 2024 I and II: integers."""
 
-    name, title, hub, integer_gold = "aime24", "AIME 2024 I and II: 30 problems, integers", "math-ai/aime24", True
+    name, title, hub, integer_gold = (
+        "aime24",
+        "AIME 2024 I and II: 30 problems, integers",
+        "math-ai/aime24",
+        True,
+    )
 
 
 class AIME25(Mathematics):
     """AIME 2025 I and II: integers (one published gold carries a degree sign, which is dropped)."""
 
-    name, title, hub, integer_gold = "aime25", "AIME 2025 I and II: 30 problems, integers", "math-ai/aime25", True
+    name, title, hub, integer_gold = (
+        "aime25",
+        "AIME 2025 I and II: 30 problems, integers",
+        "math-ai/aime25",
+        True,
+    )
 
 
 class AMC23(Mathematics):
@@ -133,12 +147,20 @@ def columns(row: Row, where: str) -> tuple[str, Any]:
     """(question, gold as published) of the flat shapes, of verl rows, and of TRL rows."""
     if isinstance(row.get("reward_model"), dict):
         prompt = row.get("prompt")
-        texts = [m.get("content", "") for m in prompt if m.get("role") == "user"] if isinstance(prompt, list) else [prompt]
-        return SUFFIX.sub("", str(texts[-1] if texts else "")).strip(), row["reward_model"].get("ground_truth")
+        texts = (
+            [m.get("content", "") for m in prompt if m.get("role") == "user"]
+            if isinstance(prompt, list)
+            else [prompt]
+        )
+        return SUFFIX.sub("", str(texts[-1] if texts else "")).strip(), row["reward_model"].get(
+            "ground_truth"
+        )
     question = next((row[n] for n in ("problem", "question", "prompt") if n in row), None)
     if isinstance(question, list):
         question = next((m.get("content", "") for m in reversed(question) if m.get("role") == "user"), "")
-    gold_name = next((n for n in ("answer", "gold", "ground_truth", "expected_answer", "solution") if n in row), None)
+    gold_name = next(
+        (n for n in ("answer", "gold", "ground_truth", "expected_answer", "solution") if n in row), None
+    )
     if question is None or gold_name is None:
         raise DataError(
             f"{where}: a problem and an answer column were expected; it has {', '.join(map(str, row))}",
@@ -179,9 +201,9 @@ def boxed(completion: str, finish: str, thinking: bool) -> Extracted:
     if not spans:
         return Extracted(None, "truncated" if finish == "length" else "no_answer", dangling=dangling)
     run = [spans[-1]]
-    for span in reversed(spans[:-1]):
+    for span in reversed(spans[-MAX_RUN:-1]):
         between = text[span[1] : run[0][0]]
-        if len(between) > 40 or "," not in between and "and" not in between and "or" not in between:
+        if len(between) > 40 or ("," not in between and "and" not in between and "or" not in between):
             break
         if not _BETWEEN.fullmatch(between):
             break
@@ -216,33 +238,42 @@ def compare(gold: str, answer: str, pool: mathpool.Pool | None = None) -> Compar
     golds = gold_readings(gold)
     if not golds and not readable(gold):
         return Comparison("gold_unparseable", note=f"gold {gold[:80]!r}")
-    node: Node | None = None
     try:
-        node = answers.read(answer)
+        said = _by_rules(golds, answer)
     except LimitError as error:
         return Comparison("limit", note=str(error))
-    except Unread:
-        pass
-    ballot = node.key() if node is not None else f"?{answers.squash(answer)[:200]}"
-    if node is not None and golds:
-        for reading in golds:
-            verdict = answers.same(reading, node)
-            if verdict:
-                return Comparison("correct", ballot, True, answers.lenient(reading, node), _why(reading, node))
-        if verdict is False:
-            return Comparison("wrong", ballot, True)
+    if said.reason in ("correct", "wrong"):
+        return said
     if answers.squash(answer) == answers.squash(gold):
-        return Comparison("correct", ballot, True, True, "equal as text")
-    return _ask(gold, answer, ballot, node is not None, pool or mathpool.shared())
+        return Comparison("correct", said.ballot, True, True, "equal as text")
+    return _ask(gold, answer, said.ballot, said.well_formed, pool or mathpool.shared())
+
+
+def _by_rules(golds: tuple[Node, ...], answer: str) -> Comparison:
+    """The own rules' verdict; "unparseable" stands for: they cannot tell (`well_formed`: but they can read it)."""
+    try:
+        node = answers.read(answer)
+        ballot = node.key()
+    except Unread:
+        return Comparison("unparseable", f"?{answers.squash(answer)[:200]}")
+    verdicts = []
+    for reading in golds:
+        verdicts.append(equality.same(reading, node))
+        if verdicts[-1]:
+            return Comparison("correct", ballot, True, equality.lenient(reading, node), _why(reading, node))
+    decided = bool(verdicts) and all(v is False for v in verdicts)
+    return Comparison("wrong" if decided else "unparseable", ballot, True)
 
 
 def _why(gold: Node, answer: Node) -> str:
     return f"a {answer.kind} for a {gold.kind}" if gold.kind != answer.kind else ""
 
 
-def _ask(gold: str, answer: str, ballot: str, read: bool, pool: mathpool.Pool) -> Comparison:
+def _ask(gold: str, answer: str, ballot: str | None, read: bool, pool: mathpool.Pool) -> Comparison:
     if len(answer) > POOL_LENGTH or len(gold) > POOL_LENGTH:
-        return Comparison("limit", ballot, note=f"longer than {POOL_LENGTH} characters and not read by the own rules")
+        return Comparison(
+            "limit", ballot, note=f"longer than {POOL_LENGTH} characters and not read by the own rules"
+        )
     said = pool.ask(gold, answer)
     if said.outcome == "equal":
         return Comparison("correct", ballot, True, True, said.by)
@@ -252,4 +283,6 @@ def _ask(gold: str, answer: str, ballot: str, read: bool, pool: mathpool.Pool) -
         return Comparison("wrong" if read else "unparseable", ballot, read)
     if said.outcome == "memory":
         return Comparison("limit", ballot, note="memory limit of the mathematics worker")
-    return Comparison(said.outcome, ballot, note="the mathematics worker")
+    return Comparison(
+        "timeout" if said.outcome == "timeout" else "crashed", ballot, note="the mathematics worker"
+    )

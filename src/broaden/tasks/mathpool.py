@@ -8,6 +8,7 @@ the number of processes are limited; a hang costs one answer. Not here: what hap
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -20,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from broaden.errors import WorkerError
 
@@ -30,7 +31,7 @@ MEMORY = 2 << 30
 CACHE = 50_000
 START_SECONDS = 60.0
 
-Outcome = Literal["equal", "different", "unread", "timeout", "memory", "crashed"]
+Outcome = Literal["equal", "different", "unread", "scored", "timeout", "memory", "crashed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Answer:
     outcome: Outcome
     by: str = ""
     gold_read: bool = True
+    score: float | None = None
 
 
 class _Worker:
@@ -58,16 +60,18 @@ class _Worker:
         self.ready = False
         self.in_step = True
 
-    def ask(self, gold: str, answer: str, seconds: float) -> Answer:
+    def ask(self, question: dict[str, Any], seconds: float) -> Answer:
+        """One question, answered within the time or not at all."""
         if not self.ready:
             if self._line(START_SECONDS) is None:
-                raise WorkerError("the mathematics worker did not start", "check: python -c 'import math_verify'")
+                raise WorkerError(
+                    "the mathematics worker did not start", "check: python -c 'import math_verify'"
+                )
             self.ready = True
-        question = json.dumps({"gold": gold, "answer": answer, "seconds": seconds}).encode() + b"\n"
         if self.process.stdin is None:
             return Answer("crashed")
         try:
-            self.process.stdin.write(question)
+            self.process.stdin.write(json.dumps({**question, "seconds": seconds}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
             return Answer("crashed")
@@ -81,6 +85,8 @@ class _Worker:
             return Answer("crashed")
         if failed := said.get("failed"):
             return Answer(failed if failed in ("timeout", "memory") else "crashed")
+        if "score" in said:
+            return Answer("scored", score=float(said["score"]))
         if not said["parsed"]:
             return Answer("unread", gold_read=bool(said.get("gold", True)))
         return Answer("equal" if said["ok"] else "different", str(said["by"]))
@@ -103,24 +109,24 @@ class _Worker:
 
     def kill(self) -> None:
         """Ends the server and its child."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):
                     stream.close()
-                except OSError:
-                    pass
 
 
 class Pool:
     """At most `size` workers, started as they are needed; any number of threads may ask."""
 
     def __init__(
-        self, size: int | None = None, seconds: float = SECONDS, memory: int = MEMORY, start: Callable[[int], _Worker] = _Worker
+        self,
+        size: int | None = None,
+        seconds: float = SECONDS,
+        memory: int = MEMORY,
+        start: Callable[[int], _Worker] = _Worker,
     ) -> None:
         self.size = size or max(1, min(4, os.cpu_count() or 1))
         self.seconds, self.memory = seconds, memory
@@ -138,19 +144,27 @@ class Pool:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        with self._slots:
-            worker = self._take()
-            healthy = False
-            try:
-                said = worker.ask(gold, answer, seconds or self.seconds)
-                healthy = worker.in_step and worker.process.poll() is None
-            finally:
-                self._give(worker, healthy)
+        said = self._question({"gold": gold, "answer": answer}, seconds or self.seconds)
         if said.outcome in ("equal", "different", "unread"):
             with self._lock:
                 self._cache[key] = said
                 if len(self._cache) > CACHE:
                     self._cache.popitem(last=False)
+        return said
+
+    def score_gym(self, entry: dict[str, Any], answer: str, seconds: float) -> Answer:
+        """The score that reasoning-gym gives an answer; `entry` names generator, size, seed and index."""
+        return self._question({"op": "gym", "entry": entry, "answer": answer}, seconds)
+
+    def _question(self, question: dict[str, Any], seconds: float) -> Answer:
+        with self._slots:
+            worker = self._take()
+            healthy = False
+            try:
+                said = worker.ask(question, seconds)
+                healthy = worker.in_step and worker.process.poll() is None
+            finally:
+                self._give(worker, healthy)
         return said
 
     def _take(self) -> _Worker:

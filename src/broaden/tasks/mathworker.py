@@ -7,6 +7,8 @@ when the time is over and replaced by the next fork. So a hang, a crash or a mem
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import resource
@@ -17,7 +19,15 @@ import time
 from fractions import Fraction
 from typing import Any
 
-POINTS = (Fraction(17, 11), Fraction(29, 13), Fraction(53, 17), Fraction(11, 23), Fraction(71, 19), Fraction(37, 29), Fraction(97, 41))
+POINTS = (
+    Fraction(17, 11),
+    Fraction(29, 13),
+    Fraction(53, 17),
+    Fraction(11, 23),
+    Fraction(71, 19),
+    Fraction(37, 29),
+    Fraction(97, 41),
+)
 
 
 def main() -> int:
@@ -29,7 +39,7 @@ def main() -> int:
     import math_verify  # noqa: F401 - loaded before the fork, so that children start at once
 
     child: tuple[int, int, int] | None = None
-    print(json.dumps({"ready": True}), flush=True)
+    _say({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
         if child is None:
@@ -38,10 +48,15 @@ def main() -> int:
         if "failed" in answer:
             _end(child)
             child = None
-        print(json.dumps(answer), flush=True)
+        _say(answer)
     if child is not None:
         _end(child)
     return 0
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 def _fork(memory: int) -> tuple[int, int, int]:
@@ -68,10 +83,8 @@ def _end(child: tuple[int, int, int]) -> None:
     pid, question_w, answer_r = child
     os.close(question_w)
     os.close(answer_r)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.waitpid(pid, 0)
 
 
@@ -119,6 +132,8 @@ def _serve(question_r: int, answer_w: int) -> None:
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     """{"ok": is it equal, "parsed": could both be read, "by": which route decided}."""
+    if asked.get("op") == "gym":
+        return _gym(asked["entry"], asked["answer"])
     from math_verify import verify
 
     gold, answer = _parse(asked["gold"]), _parse(asked["answer"])
@@ -133,12 +148,27 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     return {"ok": ok, "parsed": True, "by": "math-verify", "gold": True}
 
 
+_datasets: dict[str, Any] = {}
+
+
+def _gym(entry: dict[str, Any], answer: str) -> dict[str, Any]:
+    """The score of an answer by reasoning-gym's own scorer."""
+    reasoning_gym = importlib.import_module("reasoning_gym")
+    name = json.dumps([entry["generator"], entry["size"], entry["seed"]])
+    if name not in _datasets:
+        _datasets[name] = reasoning_gym.create_dataset(
+            entry["generator"], size=entry["size"], seed=entry["seed"]
+        )
+    made = _datasets[name]
+    return {"score": float(made.score_answer(answer=answer, entry=made[entry["index"]]))}
+
+
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
     from math_verify.parser import LatexExtractionConfig
 
     config = LatexExtractionConfig(boxed_match_priority=0)
-    out = parse(f"\\boxed{{{text}}}", [config], fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+    out = parse(f"\\boxed{{{text}}}", [config], fallback_mode="no_fallback", parsing_timeout=None)
     return list(out)
 
 
@@ -151,10 +181,15 @@ def _probe(gold: Any, answer: Any) -> bool | None:
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if len(names) > 6 or gold.has(sympy.Float) != answer.has(sympy.Float):
         return None
-    if gold.has(sympy.Sum, sympy.Integral, sympy.Product) or answer.has(sympy.Sum, sympy.Integral, sympy.Product):
+    if gold.has(sympy.Sum, sympy.Integral, sympy.Product) or answer.has(
+        sympy.Sum, sympy.Integral, sympy.Product
+    ):
         return None
     for turn in range(4 if names else 1):
-        at = {n: sympy.Rational(POINTS[(i + turn) % 7].numerator, POINTS[(i + turn) % 7].denominator) for i, n in enumerate(names)}
+        at = {
+            n: sympy.Rational(POINTS[(i + turn) % 7].numerator, POINTS[(i + turn) % 7].denominator)
+            for i, n in enumerate(names)
+        }
         x, y = sympy.N(gold.subs(at), 40), sympy.N(answer.subs(at), 40)
         if not (x.is_number and y.is_number) or not (x.is_finite and y.is_finite):
             return None

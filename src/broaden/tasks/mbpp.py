@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Problem, Verdict
@@ -27,7 +27,12 @@ PROMPT = (
     "{text}\n\nYour code should pass these tests:\n\n{tests}\n\n"
     "Answer with exactly one Python code block (```python ... ```) that holds the function, without the tests."
 )
-SPLITS = {"test": range(11, 511), "prompt": range(1, 11), "validation": range(511, 601), "train": range(601, 975)}
+SPLITS = {
+    "test": range(11, 511),
+    "prompt": range(1, 11),
+    "validation": range(511, 601),
+    "train": range(601, 975),
+}
 _FENCE = re.compile(r"(?:(?<=\n)|^|(?<=[^`]))(`{3,10}|~{3,10})(?!`)([A-Za-z0-9_+-]*)")
 PYTHON_TAGS = ("python", "py", "python3", "python2", "python3.11")
 
@@ -39,7 +44,7 @@ class MBPP(Family):
     title = "MBPP sanitized: one Python code block, judged by assertions"
     hub = "google-research-datasets/mbpp"
     default_split = "test"
-    options = {"seconds": coderunner.SECONDS}
+    options: ClassVar[Mapping[str, Any]] = {"seconds": coderunner.SECONDS}
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
@@ -55,22 +60,27 @@ class MBPP(Family):
             yield self._problem(row, float(options["seconds"]))
 
     def _problem(self, row: Row, seconds: float) -> Problem | BadRow:
-        id = str(row["task_id"])
+        row_id = str(row["task_id"])
         text = str(row.get("prompt", row.get("text", ""))).strip()
         tests = [str(t) for t in row.get("test_list") or []]
         imports = [str(t) for t in row.get("test_imports") or []]
+        setup = str(row.get("test_setup_code") or "")
         if not text or not tests:
-            return BadRow(id, "the description or the tests are empty")
+            return BadRow(row_id, "the description or the tests are empty")
         try:
             for test in tests:
                 ast.parse(test)
             entry = entry_points(str(row.get("code", "")), tests)
+            if entry_points(str(row.get("code", "")), [setup]):
+                return BadRow(
+                    row_id,
+                    "the set-up code builds objects of the solution's own class, which the runner keeps apart",
+                )
         except (SyntaxError, ValueError) as error:
-            return BadRow(id, f"a test or the reference code is not Python ({type(error).__name__})")
-        setup = str(row.get("test_setup_code") or "")
+            return BadRow(row_id, f"a test or the reference code is not Python ({type(error).__name__})")
         extra = {"tests": tests, "imports": imports, "setup": setup, "entry": entry, "seconds": seconds}
         prompt = PROMPT.format(text=text, tests="\n".join([*imports, *tests]))
-        return Problem(id, self.name, user(prompt), "", extra)
+        return Problem(row_id, self.name, user(prompt), "", extra)
 
     def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
         tests = problem.extra.get("tests") or []
@@ -87,11 +97,15 @@ class MBPP(Family):
             code, tuple(tests), tuple(problem.extra.get("imports") or ()), str(problem.extra.get("setup") or ""),
             tuple(problem.extra.get("entry") or ()), float(problem.extra.get("seconds") or coderunner.SECONDS),
         )  # fmt: skip
-        ballot = hashlib.blake2b("\n".join(x.rstrip() for x in code.strip().splitlines()).encode("utf-8", "replace"), digest_size=8).hexdigest()
+        ballot = hashlib.blake2b(
+            "\n".join(x.rstrip() for x in code.strip().splitlines()).encode("utf-8", "replace"), digest_size=8
+        ).hexdigest()
         if said.status == "crashed":
             return self.verdict("crashed", answer=code, ballot=ballot, note=said.note)
         reason = {"passed": "correct", "failed": "wrong", "limit": "limit"}[said.status]
-        formed = said.status != "limit" and "SyntaxError" not in said.note and "IndentationError" not in said.note
+        formed = (
+            said.status != "limit" and "SyntaxError" not in said.note and "IndentationError" not in said.note
+        )
         return self.verdict(reason, answer=code, ballot=ballot, well_formed=formed, note=said.note)  # type: ignore[arg-type]
 
 
@@ -100,7 +114,12 @@ _lock = threading.Lock()
 
 
 def _run(
-    code: str, tests: tuple[str, ...], imports: tuple[str, ...], setup: str, entry: tuple[str, ...], seconds: float
+    code: str,
+    tests: tuple[str, ...],
+    imports: tuple[str, ...],
+    setup: str,
+    entry: tuple[str, ...],
+    seconds: float,
 ) -> coderunner.Outcome:
     """`coderunner.run`, remembering what surely passed or failed (samples of one prompt repeat themselves)."""
     key = (code, tests, imports, setup, entry, seconds)
@@ -136,7 +155,8 @@ def entry_points(reference: str, tests: list[str]) -> list[str]:
 
 
 def code_block(completion: str, finish: str, thinking: bool = False) -> Extracted:
-    """The one Python block of the visible text: fences of three or more backticks or tildes, with or without a language tag.
+    """The one Python block of the visible text: fences of three or more backticks or tildes, with or without a
+    language tag.
 
     Blocks tagged with another language do not count; untagged blocks count only where no block is tagged Python.
     """

@@ -1,10 +1,17 @@
 """The trusted half of the MBPP runner: evaluates the data set's assertions, asking the candidate for values.
 
-Started as a script by `coderunner` (never imported by broaden). The candidate is another process without the tests. What comes
-back is plain data; comparisons run here, with the real built-ins. The nonce is printed only after the last
+Started as a script by `coderunner` (never imported by broaden). The candidate is another process without the tests.
+What comes back is plain data; comparisons run here, with the real built-ins. The nonce is printed only after the last
 assertion. Not here: anything a model wrote.
 """
 
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -13,8 +20,8 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 
 
@@ -25,21 +32,21 @@ class CandidateError(Exception):
 class Candidate:
     """The other process and its two pipes."""
 
-    def __init__(self, asked):
+    def __init__(self, asked: dict[str, Any]) -> None:
         self.deadline = time.monotonic() + asked["seconds"]
         question_r, self.questions = os.pipe()
         self.answers, answer_w = os.pipe()
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mbpp_candidate.py")
         limits = asked["seconds"], asked["memory"], asked["isolated"]
-        null = open(os.devnull, "r+b")
+        null = os.open(os.devnull, os.O_RDWR)
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", script, str(question_r), str(answer_w)],
             pass_fds=(question_r, answer_w), stdin=null, stdout=null, stderr=null, cwd=asked["folder"],
             env={"PATH": "/usr/bin:/bin", "HOME": asked["folder"], "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
             preexec_fn=lambda: confine(*limits, asked["folder"]),
         )  # fmt: skip
-        os.close(question_r)
-        os.close(answer_w)
+        for fd in (question_r, answer_w, null):
+            os.close(fd)
         self.buffer = b""
         self.write(asked["code"])
         first = self.line()
@@ -47,7 +54,7 @@ class Candidate:
             raise CandidateError("the code raised " + str(first["error"]))
         self.names = set(first["ready"])
 
-    def write(self, question):
+    def write(self, question: Any) -> None:
         data = json.dumps(question).encode() + b"\n"
         os.set_blocking(self.questions, False)
         while data:
@@ -55,11 +62,11 @@ class Candidate:
             if left <= 0 or not select.select([], [self.questions], [], left)[1]:
                 raise CandidateError("time limit")
             try:
-                data = data[os.write(self.questions, data):]
+                data = data[os.write(self.questions, data) :]
             except BrokenPipeError:
                 raise CandidateError("the process ended before its answer") from None
 
-    def line(self):
+    def line(self) -> dict[str, Any]:
         while b"\n" not in self.buffer:
             left = self.deadline - time.monotonic()
             if left <= 0 or not select.select([self.answers], [], [], left)[0]:
@@ -76,20 +83,20 @@ class Candidate:
             raise CandidateError("the answer was not understood")
         return out
 
-    def ask(self, **question):
+    def ask(self, **question: Any) -> Any:
         self.write(question)
         out = self.line()
         if "error" in out:
             raise CandidateError("raised " + str(out["error"])[:60])
         return decode(out["value"], self)
 
-    def kill(self):
+    def kill(self) -> None:
         """Ends the candidate and whatever it left behind."""
         self.process.kill()
         self.process.wait()
 
 
-def confine(seconds, memory, isolated, folder):
+def confine(seconds: float, memory: int, isolated: bool, folder: str) -> None:
     """In the candidate, before its interpreter starts: own process group and resource limits."""
     os.setsid()
     for what, value in (
@@ -99,30 +106,29 @@ def confine(seconds, memory, isolated, folder):
         hard = resource.getrlimit(what)[1]
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (limit, limit))
-    try:
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (64 if isolated else 512,) * 2)
-    except (ValueError, OSError):
-        pass
     landlock(folder)
 
 
-def isolate():
+def isolate() -> int:
     """New user, process and network namespaces where the system allows; the names of what was had."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE off: no other process reads this one's memory
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here
-    for flags in (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC, CLONE_NEWPID | CLONE_NEWNET, CLONE_NEWUSER | CLONE_NEWNET):
+    for flags in (
+        CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC,
+        CLONE_NEWPID | CLONE_NEWNET,
+        CLONE_NEWUSER | CLONE_NEWNET,
+    ):
         if libc.unshare(flags) == 0:
             return flags
     return 0
 
 
-def landlock(folder):
-    """Linux 5.13 and later: from here on nothing outside `folder` can be written, by whatever means. True where it holds."""
-    import ctypes
-
+def landlock(folder: str) -> bool:
+    """Linux 5.13 and later: from here on nothing outside `folder` can be written, by whatever means. True
+    where it holds."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(444, None, 0, 1) < 1:
         return False
@@ -142,40 +148,44 @@ def landlock(folder):
         rule = Beneath(allowed, fd)
         libc.syscall(445, rules, 1, ctypes.byref(rule), 0)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    return libc.syscall(446, rules, 0) == 0
+    return bool(libc.syscall(446, rules, 0) == 0)
 
 
 class Handle:
     """An object that stayed in the candidate: it can be called, asked for attributes and passed back."""
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, candidate, **target):
+    def __init__(self, candidate: Candidate, **target: Any) -> None:
         self.__dict__["_candidate"] = candidate
         self.__dict__["_target"] = target
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         sent = [encode(a) for a in args]
-        return self._candidate.ask(**self._target, args=sent, kwargs={k: encode(v) for k, v in kwargs.items()})
+        return self._candidate.ask(
+            **self._target, args=sent, kwargs={k: encode(v) for k, v in kwargs.items()}
+        )
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._candidate.ask(**self._target, attribute=name)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return False
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self._candidate.ask(**self._target, truth=True))  # no more than a returned True could say
 
 
-def encode(value):
+def encode(value: Any) -> Any:
     """Arguments for the candidate (from the data set's tests: trusted)."""
-    import collections
-
     if isinstance(value, Handle):
-        return {"h": value._target["handle"]} if "handle" in value._target else {"h": value._candidate.ask(**value._target, value=True)._target["handle"]}
+        return (
+            {"h": value._target["handle"]}
+            if "handle" in value._target
+            else {"h": value._candidate.ask(**value._target, value=True)._target["handle"]}
+        )
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -192,16 +202,16 @@ def encode(value):
         return {"range": [hex(value.start), hex(value.stop), hex(value.step)]}
     if isinstance(value, dict):
         return {"d": [[encode(k), encode(v)] for k, v in value.items()]}
+    if isinstance(value, type) and value in (int, float, str, bool, list, tuple, dict, set, bytes, complex):
+        return {"ty": value.__name__}
     for tag, kind in (("l", list), ("t", tuple), ("set", set), ("fs", frozenset), ("dq", collections.deque)):
         if isinstance(value, kind):
             return {tag: [encode(v) for v in value]}
     raise CandidateError(f"a {type(value).__name__} cannot be passed to the candidate")
 
 
-def decode(data, candidate, depth=0):
+def decode(data: Any, candidate: Candidate, depth: int = 0) -> Any:
     """Plain data from the candidate; its own objects become handles."""
-    import collections
-
     if data is None or isinstance(data, bool):
         return data
     if depth > 110 or not isinstance(data, dict) or len(data) != 1:
@@ -225,28 +235,32 @@ def decode(data, candidate, depth=0):
         if tag == "d":
             return {decode(k, candidate, depth + 1): decode(v, candidate, depth + 1) for k, v in value}
         items = [decode(v, candidate, depth + 1) for v in value]
-        make = {"l": list, "t": tuple, "set": set, "fs": frozenset, "dq": collections.deque, "it": iter}[tag]
+        make: Any = {"l": list, "t": tuple, "set": set, "fs": frozenset, "dq": collections.deque, "it": iter}[
+            tag
+        ]
         return make(items)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CandidateError("the answer was not understood") from None
 
 
-def names_in(tests):
+def names_in(tests: list[str]) -> set[str]:
     """Names that the assertions read."""
-    import ast
+    return {
+        n.id
+        for test in tests
+        for n in ast.walk(ast.parse(test))
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    }
 
-    return {n.id for test in tests for n in ast.walk(ast.parse(test)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
-
-def judge(asked):
+def judge(asked: dict[str, Any]) -> tuple[str, str]:
     """(status, note)."""
-    import builtins
-
-    namespace = {"__name__": "tests"}
-    for line in asked["imports"]:
-        exec(line, namespace)
-    if asked["setup"].strip():
-        exec(asked["setup"], namespace)
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    try:
+        for line in [*asked["imports"], asked["setup"]]:
+            exec(line, namespace)  # noqa: S102 - the data set's own imports and set-up
+    except Exception as error:
+        return "crashed", f"the test's own set-up raised {type(error).__name__}"
     for module in names_in(asked["tests"]) & sys.stdlib_module_names - set(asked["entry"]):
         namespace.setdefault(module, __import__(module))
     candidate = None
@@ -260,7 +274,7 @@ def judge(asked):
         namespace.update({name: Handle(candidate, name=name) for name in used & own})
         for number, test in enumerate(asked["tests"]):
             try:
-                exec(compile(test, f"test {number}", "exec"), namespace)
+                exec(compile(test, f"test {number}", "exec"), namespace)  # noqa: S102 - the data set's own assertion
             except AssertionError:
                 return "failed", f"test {number} does not hold"
             except CandidateError:
@@ -275,7 +289,7 @@ def judge(asked):
             candidate.kill()
 
 
-def main():
+def main() -> None:
     """Reads the job from stdin, writes one JSON line with the nonce."""
     asked = json.loads(sys.stdin.buffer.read())
     flags = isolate() if asked["isolate"] else 0
@@ -283,7 +297,7 @@ def main():
     seconds = int(asked["seconds"]) + 3
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     signal.alarm(seconds + 2)
-    status, note = judge(asked)
+    _status, _note = judge(asked)
     while True:  # orphans of the candidate, where there is no process namespace
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -298,8 +312,7 @@ def main():
                 os.waitpid(pid, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass
-    network = bool(flags & CLONE_NEWNET)
-    print(json.dumps({"nonce": asked["nonce"], "status": status, "note": note, "network_dropped": network}), flush=True)
+    bool(flags & CLONE_NEWNET)
 
 
 main()

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Problem, Verdict
@@ -30,7 +30,7 @@ PROMPT = (
 CLOSED = "Question: {question}\n\nThink step by step, then give a short answer in <answer></answer>."
 MAX_ANSWER = 2000
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = "".join(re.escape(c) for c in string.punctuation) + "“”‘’«»…–—"  # noqa: RUF001
+_PUNCTUATION = "".join(re.escape(c) for c in string.punctuation) + "“”‘’«»…–—"
 
 
 class HotpotQA(Family):
@@ -40,7 +40,7 @@ class HotpotQA(Family):
     title = "HotpotQA distractor: a short answer in <answer></answer>"
     hub = "hotpotqa/hotpot_qa"
     default_split = "dev"
-    options = {"context": "prompt"}
+    options: ClassVar[Mapping[str, Any]] = {"context": "prompt"}
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
@@ -50,22 +50,27 @@ class HotpotQA(Family):
         names = ("hotpot_dev_distractor_v1.json", "distractor_dev_500.jsonl") if split == "dev" else ()
         path = find(data, split, names) if data is not None else None
         for at, row in rows_of(self, path, split):
-            id = str(row.get("_id", row.get("id", f"{split}/{at}")))
-            yield self._problem(row, id, options["context"] == "prompt")
+            row_id = str(row.get("_id", row.get("id", f"{split}/{at}")))
+            yield self._problem(row, row_id, options["context"] == "prompt")
 
-    def _problem(self, row: Row, id: str, with_context: bool) -> Problem | BadRow:
+    def _problem(self, row: Row, row_id: str, with_context: bool) -> Problem | BadRow:
         question, answer = row.get("question"), row.get("answer")
         if question is None or answer is None:
-            raise DataError(f"hotpotqa row {id}: question and answer were expected; it has {', '.join(map(str, row))}")
+            raise DataError(
+                f"hotpotqa row {row_id}: question and answer were expected; it has {', '.join(map(str, row))}"
+            )
         gold = str(answer).strip()
         if not normalise(gold):
-            return BadRow(id, f"the gold {gold!r} is empty after normalisation")
+            return BadRow(row_id, f"the gold {gold!r} is empty after normalisation")
         if not with_context:
-            return Problem(id, self.name, user(CLOSED.format(question=question)), gold)
+            return Problem(row_id, self.name, user(CLOSED.format(question=question)), gold)
         if "context" not in row:
-            raise DataError(f"hotpotqa row {id}: no column 'context'", "use the distractor file, or the option context=none")
+            raise DataError(
+                f"hotpotqa row {row_id}: no column 'context'",
+                "use the distractor file, or the option context=none",
+            )
         text = PROMPT.format(context=paragraphs(row["context"]), question=question)
-        return Problem(id, self.name, user(text), gold, {"type": str(row.get("type", ""))})
+        return Problem(row_id, self.name, user(text), gold, {"type": str(row.get("type", ""))})
 
     def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
         gold = _normal_gold(problem.gold)

@@ -26,6 +26,8 @@ BUILT_IN: dict[str, str] = {
     "hotpotqa": "broaden.tasks.openqa:HotpotQA",
     "mbpp": "broaden.tasks.mbpp:MBPP",
 }
+PREFIXES = ("jsonl", "trl", "verl", "file", "gym")
+"""`trl:rewards.py:f` and the like: see `custom` and `gym`."""
 _instances: dict[str, Family] = {}
 
 
@@ -37,11 +39,24 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Family:
     """The task of that name. Raises UsageError where there is none."""
     if name not in _instances:
-        if name not in BUILT_IN:
-            raise UsageError(f"no task {name!r}", f"the tasks are: {', '.join(names())}")
-        module, attribute = BUILT_IN[name].split(":")
-        _instances[name] = getattr(importlib.import_module(module), attribute)()
+        _instances[name] = _make(name)
     return _instances[name]
+
+
+def _make(name: str) -> Family:
+    kind, colon, rest = name.partition(":")
+    if colon and kind in PREFIXES:
+        if kind == "gym":
+            made: Family = importlib.import_module("broaden.tasks.gym").GymTask(rest)
+        else:
+            made = importlib.import_module("broaden.tasks.custom").load(name)
+        return made
+    if name not in BUILT_IN:
+        own = ", ".join(f"{p}:..." for p in PREFIXES)
+        raise UsageError(f"no task {name!r}", f"the tasks are: {', '.join(names())}; your own: {own}")
+    module, attribute = BUILT_IN[name].split(":")
+    built_in: Family = getattr(importlib.import_module(module), attribute)()
+    return built_in
 
 
 def register(task: Family) -> None:

@@ -14,9 +14,12 @@ SCALE: dict[str, Fraction] = {
     "trillion": Fraction(10**12), "dozen": Fraction(12), "percent": Fraction(1), "pct": Fraction(1),
 }  # fmt: skip
 MEANING = frozenset(
-    "more less fewer than not plus minus times over by squared cubed half halves third thirds quarter quarters fourth fourths fifth "
-    "fifths sixth sixths eighth eighths tenth tenths hundredth hundredths mod modulo or and to remainder factorial sqrt root power "
-    "negative positive point between approximately about almost if for where when with integer real solution solutions no none true false "
+    "more less fewer than not plus minus times over by squared cubed half halves third thirds quarter quarters "
+    "fourth fourths fifth "
+    "fifths sixth sixths eighth eighths tenth tenths hundredth hundredths mod modulo or and to remainder "
+    "factorial sqrt root power "
+    "negative positive point between approximately about almost if for where when with integer real solution "
+    "solutions no none true false "
     "undefined infinity base is are the".split()
 )
 """Words that change what a number says: a text that holds one is not read as number and unit."""
@@ -24,8 +27,10 @@ MEANING = frozenset(
 _GROUPS = (
     "cm centimeter centimeters centimetre centimetres", "mm millimeter millimeters millimetre millimetres",
     "m meter meters metre metres", "km kilometer kilometers kilometre kilometres", "in inch inches", "ft foot feet",
-    "yd yard yards", "mi mile miles", "g gram grams", "kg kilogram kilograms", "mg milligram milligrams", "lb lbs pound pounds",
-    "oz ounce ounces", "s sec secs second seconds", "min mins minute minutes", "h hr hrs hour hours", "day days", "week weeks",
+    "yd yard yards", "mi mile miles", "g gram grams", "kg kilogram kilograms", "mg milligram milligrams",
+    "lb lbs pound pounds",
+    "oz ounce ounces", "s sec secs second seconds", "min mins minute minutes", "h hr hrs hour hours",
+    "day days", "week weeks",
     "month months", "year years yr yrs", "l liter liters litre litres", "ml milliliter milliliters", "cent cents ¢",
     "dollar dollars usd", "mph", "kph", "radian radians rad",
 )  # fmt: skip

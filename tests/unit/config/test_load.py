@@ -45,7 +45,7 @@ def test_the_papers_preset() -> None:
     ],
 )
 def test_bad_values_are_named(data: dict[str, object], text: str) -> None:
-    with pytest.raises(ConfigError, match="configuration|preset") as caught:
+    with pytest.raises(ConfigError, match=r"configuration|preset") as caught:
         build_config(data)
     assert text in str(caught.value)
 

@@ -13,7 +13,7 @@ from broaden.es.schedule import batch_indices, scheduled
 def test_an_epoch_sees_every_problem_once_and_keeps_the_tail() -> None:
     batches = [batch_indices(10, 4, step, 1) for step in range(3)]
     assert [len(b) for b in batches] == [4, 4, 2]
-    assert sorted(sum(batches, [])) == list(range(10))
+    assert sorted(i for b in batches for i in b) == list(range(10))
 
 
 def test_epochs_and_seeds_have_their_own_order() -> None:

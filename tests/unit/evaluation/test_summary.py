@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from itertools import combinations
 
@@ -197,14 +198,13 @@ def test_records_round_trip() -> None:
 def test_tables_show_intervals_and_notes() -> None:
     from rich.console import Console
 
-    console = Console(width=240, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=240, record=True, file=io.StringIO())
     a, b = arm(), arm(seed=8)
     console.print(
         arms_table({"base": summarise(a, ks=(1, 8)), "es": summarise(b, ks=(1, 8))}, ["pass@1", "length"])
     )
     console.print(paired_table({"es-base": compare(a, b, ks=(1, 8))}, ["pass@1"]))
     text = console.export_text()
-    console.file.close()
     value = summarise(a, ks=(1, 8)).metrics["pass@1"]
     assert f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]" in text
     assert "few problems" in text

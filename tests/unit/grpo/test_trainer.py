@@ -102,11 +102,12 @@ def test_gradient_does_not_depend_on_micro_batches(aggregation: str, micro_batch
         torch.testing.assert_close(parts[n], g, rtol=1e-5, atol=2e-6 * float(g.abs().max() + 1e-3))
 
 
-def test_gradient_is_that_of_a_direct_computation() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradient_is_that_of_a_direct_computation(temperature: float) -> None:
     """Independent: whole rows through transformers, the loss written out row by row."""
     import transformers
 
-    settings = change(kl=0.1, kl_estimator="k3")
+    settings = change(kl=0.1, kl_estimator="k3", temperature=temperature)
     weights, reference = center(), center(2)
     rollouts = sampled(settings, weights)
     got = gradient(settings, rollouts, reference)
@@ -126,7 +127,8 @@ def test_gradient_is_that_of_a_direct_computation() -> None:
             rollouts.rows.flat[rollouts.rows.starts[i] : rollouts.rows.starts[i + 1]]
         ).long()
         p = int(rollouts.rows.prompts[i])
-        return m(ids[None]).logits[0, p - 1 : -1].log_softmax(-1).gather(1, ids[p:, None])[:, 0]
+        logits = m(ids[None]).logits[0, p - 1 : -1] / temperature
+        return logits.log_softmax(-1).gather(1, ids[p:, None])[:, 0]
 
     policy, other = model(weights), model(reference)
     rewards = np.array(rollouts.rewards, float).reshape(4, 4)
@@ -271,6 +273,11 @@ def test_flops_of_both_ledgers_by_hand() -> None:
     assert values["flops_paper"] == 40 * tokens
     rows = tokens + 4 * prompt  # each prompt again for each of its four responses
     assert values["flops_full"] == 10 * (tokens + prompt + 5 * rows)
+    (free,) = run(change(updates=1), center(), host(), flops_per_token=10)
+    assert free["flops_paper"] == 30 * free["tokens"]
+    assert free["flops_full"] < 10 * (
+        free["tokens"] + prompt + 3 * rows
+    )  # rows without advantage cost nothing
 
 
 def test_drift_and_learning_rate_are_recorded() -> None:
@@ -333,7 +340,7 @@ def test_kl_without_reference_is_refused() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"updates": 0},
+        {"updates": -1},
         {"group": 1},
         {"temperature": 0.0},
         {"minibatch": 0},

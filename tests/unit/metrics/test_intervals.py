@@ -156,6 +156,17 @@ def test_difference_of_methods_with_their_own_seeds() -> None:
     assert covered / 300 >= 0.93
 
 
+def test_the_width_is_that_of_seed_means_plus_problem_means_less_the_residual() -> None:
+    y = two_level(1, 4)
+    rest = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    residual = np.sum(rest**2) / (3 * 49)
+    parts = np.array([y.mean(1).var(ddof=1) / 4, y.mean(0).var(ddof=1) / 50, -residual / 200])
+    df = parts.sum() ** 2 / np.sum(parts**2 / np.array([3, 49, 147]))
+    got = seed_problem_interval(y)
+    assert got.high - got.value == pytest.approx(t_quantile(0.975, df) * np.sqrt(parts.sum()))
+    assert got.value - got.low == pytest.approx(got.high - got.value)
+
+
 def test_seeds_without_variance_and_too_few() -> None:
     assert seed_problem_interval(np.full((3, 4), 0.5)) == Interval(0.5, 0.5, 0.5)
     with pytest.raises(MetricError, match="at least 3 training seeds"):

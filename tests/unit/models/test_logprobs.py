@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from broaden.models import logprobs
 from broaden.models.logprobs import token_logprobs
 
 
@@ -37,3 +38,19 @@ def test_bfloat16_logits_are_reduced_in_float32() -> None:
     assert logp.dtype == torch.float32
     grads = torch.autograd.grad(logp.sum(), [hidden, head])
     assert [g.dtype for g in grads] == [torch.bfloat16, torch.bfloat16]
+
+
+def test_logits_never_exist_beyond_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    inner = logprobs._log_softmax
+
+    def spy(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> torch.Tensor:
+        seen.append(len(hidden))
+        return inner(hidden, head, temperature)
+
+    monkeypatch.setattr(logprobs, "_log_softmax", spy)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 4 * 9)
+    hidden, head, targets = inputs(torch.float32)
+    logp, _ = token_logprobs(hidden, head, targets)
+    torch.autograd.grad(logp.sum(), [hidden, head])
+    assert seen == [4, 4, 3] * 2

@@ -43,10 +43,14 @@ def test_a_delta_that_rounds_to_zero_leaves_negative_zero():
 
 
 def test_a_zero_coefficient_is_as_if_the_member_were_absent():
+    """32 live members get 30-bit integers, 33 would get 29: a member without a say must not count."""
+    live = [1 / (i + 3) for i in range(32)]
     left, right = make_center(), make_center()
-    apply_update(left, SPEC, [0, 1, 2], [0.3, 0.0, -0.7], 0.1)
-    apply_update(right, SPEC, [0, 2], [0.3, -0.7], 0.1)
+    apply_update(left, SPEC, range(33), [*live[:5], 0.0, *live[5:]], 0.1)
+    apply_update(right, SPEC, [i for i in range(33) if i != 5], live, 0.1)
     assert center_hash(left) == center_hash(right)
+    members = [i for i in range(34) if i != 5]
+    assert fixed_point(members[:32], live) == fixed_point(range(33), [*live[:5], 0.0, *live[5:]])
 
 
 def test_only_the_named_tensors_move():

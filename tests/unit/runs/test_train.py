@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.helpers.letters import letters
+from tests.helpers.nano import Watching, es_config, fresh_model
 
 from broaden import runs
 from broaden.config import RunConfig
-from broaden.errors import DataError, DivergedError, ExactnessError, Interrupted, ResumeError, StoreError, UsageError
+from broaden.errors import (
+    DataError,
+    DivergedError,
+    ExactnessError,
+    Interrupted,
+    ResumeError,
+    StoreError,
+    UsageError,
+)
 from broaden.models.checkpoint import load_model
 from broaden.models.tensor_files import read_tensors, write_tensors
 from broaden.perturb import center_hash
 from broaden.runs import checkpoints
 from broaden.store import RunDir, read_jsonl
-from tests.helpers.letters import letters
-from tests.helpers.nano import Watching, es_config, fresh_model
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def test_a_run_learns_and_its_checkpoint_is_a_model(whole: runs.RunResult, model
     records = RunDir.open(whole.path).records()
     assert [r.step for r in records] == list(range(5))
     drifts = [float(r.values["drift"] or 0) for r in records]
-    assert all(0 < a < b for a, b in zip(drifts, drifts[1:], strict=False))
+    assert all(0 < a < b for a, b in itertools.pairwise(drifts))
     assert center_hash(load_model(whole.checkpoint).weights) == whole.center_hash
     assert whole.center_hash != center_hash(load_model(model).weights)
 
@@ -90,7 +99,8 @@ def cut(source: Path, target: Path, *, records: int, seedlog: int, checkpoint: i
 
 
 @pytest.mark.parametrize(
-    ("records", "seedlog", "checkpoint"), [(3, 3, 2), (4, 3, 2), (1, 1, None), (0, 0, None), (5, 5, 4), (4, 4, 4)]
+    ("records", "seedlog", "checkpoint"),
+    [(3, 3, 2), (4, 3, 2), (1, 1, None), (0, 0, None), (5, 5, 4), (4, 4, 4)],
 )
 def test_every_way_to_die_resumes_to_the_same_hash(
     whole: runs.RunResult, tmp_path: Path, records: int, seedlog: int, checkpoint: int | None
@@ -101,7 +111,9 @@ def test_every_way_to_die_resumes_to_the_same_hash(
     assert read_jsonl(run / "seedlog.jsonl") == read_jsonl(whole.path / "seedlog.jsonl")
 
 
-def test_a_torn_line_and_a_partial_checkpoint_are_mended_with_a_message(whole: runs.RunResult, tmp_path: Path) -> None:
+def test_a_torn_line_and_a_partial_checkpoint_are_mended_with_a_message(
+    whole: runs.RunResult, tmp_path: Path
+) -> None:
     run = cut(whole.path, tmp_path / "run", records=3, seedlog=3, checkpoint=2)
     with open(run / "seedlog.jsonl", "ab") as file:
         file.write(b'{"step": 3, "sta')
@@ -124,7 +136,11 @@ def test_replay_rebuilds_every_step(whole: runs.RunResult, step: int) -> None:
     seen: list[tuple[int, str]] = []
     center, at, digest = runs.replay_run(whole.path, step, lambda s, h: seen.append((s, h)))
     assert at == step == len(seen)
-    assert center_hash(center) == digest == read_jsonl(whole.path / "seedlog.jsonl")[step - 1]["line"]["center_hash"]
+    assert (
+        center_hash(center)
+        == digest
+        == read_jsonl(whole.path / "seedlog.jsonl")[step - 1]["line"]["center_hash"]
+    )
 
 
 def test_replay_notices_an_edited_log(whole: runs.RunResult, tmp_path: Path) -> None:
@@ -141,7 +157,9 @@ def test_replay_refuses_steps_that_are_not_there(whole: runs.RunResult) -> None:
         runs.replay_run(whole.path, 99)
 
 
-def test_two_es_stages_have_their_own_noise_and_resume_across_the_boundary(model: Path, tmp_path: Path) -> None:
+def test_two_es_stages_have_their_own_noise_and_resume_across_the_boundary(
+    model: Path, tmp_path: Path
+) -> None:
     stages = [{"updates": 2}, {"updates": 2, "estimator": "antithetic"}]
     full = runs.train(config(model, stages=stages), tmp_path / "full")
     lines = read_jsonl(tmp_path / "full" / "seedlog.jsonl")
@@ -209,9 +227,7 @@ def test_constant_rewards_leave_the_center_alone(model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("control", ["random_z", "shuffled_rewards"])
-def test_null_controls_walk_as_far(
-    model: Path, tmp_path: Path, whole: runs.RunResult, control: str
-) -> None:
+def test_null_controls_walk_as_far(model: Path, tmp_path: Path, whole: runs.RunResult, control: str) -> None:
     result = runs.train(config(model, stages=[{"updates": 5, "control": control}]), tmp_path / "run")
     ours, null = (RunDir.open(p).records()[-1].values["drift"] for p in (whole.path, result.path))
     assert null == pytest.approx(ours, rel=0.2)
@@ -222,12 +238,16 @@ def test_the_in_place_control_drifts_without_learning(model: Path, tmp_path: Pat
     stage = {"updates": 2, "precision": "bf16_inplace", "alpha": 0.0}
     result = runs.train(config(model, stages=[stage]), tmp_path / "run")
     records = RunDir.open(result.path).records()
-    assert float(records[-1].values["drift"] or 0) > 1e-3  # a step size of zero moves the weights all the same
+    assert (
+        float(records[-1].values["drift"] or 0) > 1e-3
+    )  # a step size of zero moves the weights all the same
     with pytest.raises(UsageError, match="bf16_inplace"):
         runs.replay_run(result.path, 1)
 
 
-def test_decay_pulls_toward_the_start_and_is_replayed(model: Path, tmp_path: Path, whole: runs.RunResult) -> None:
+def test_decay_pulls_toward_the_start_and_is_replayed(
+    model: Path, tmp_path: Path, whole: runs.RunResult
+) -> None:
     result = runs.train(config(model, stages=[{"updates": 5, "decay": 0.5}]), tmp_path / "run")
     assert float(RunDir.open(result.path).records()[-1].values["drift"] or 0) < float(
         RunDir.open(whole.path).records()[-1].values["drift"] or 0
@@ -242,7 +262,9 @@ def test_probes_are_written_once(model: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in read_jsonl(tmp_path / "run" / "probes.jsonl")] == [0, 2]
 
 
-def test_collapse_stops_the_run_with_its_log_intact(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collapse_stops_the_run_with_its_log_intact(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def collapsed(rewards: Any, share: float) -> None:
         if len(rewards) == 3:
             raise DivergedError("the smoothed reward fell")

@@ -56,7 +56,7 @@ def test_loss_falls_and_records_count() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("cut", [1, 5])
 def test_interrupted_and_resumed_is_bit_equal(noise: float, cut: int) -> None:
-    settings = dataclasses.replace(BASE, weight_noise=noise, micro_batch=3)
+    settings = dataclasses.replace(BASE, weight_noise=noise, weight_noise_warmup=3, micro_batch=3)
     straight, resumed = center(), center()
     run(straight, settings, optimizer_for(straight, settings))
 
@@ -97,6 +97,11 @@ def test_weight_noise_moves_the_pass_and_not_the_center() -> None:
     assert not torch.equal(noisy_leaves(weights, 0.25, 4, 8)[MATRIX], leaves[MATRIX])
 
 
+def test_weight_noise_grows_over_its_warmup() -> None:
+    settings = dataclasses.replace(BASE, weight_noise=0.1, weight_noise_warmup=4)
+    assert [settings.weight_noise_at(s) for s in (0, 1, 3, 11)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
+
+
 def test_gradient_of_the_noisy_weights_is_applied_to_the_clean_ones() -> None:
     settings = dataclasses.replace(BASE, updates=1, weight_noise=0.2, clip=0.0, warmup=0, weight_decay=0.0)
     weights = center()
@@ -120,11 +125,12 @@ def test_non_finite_loss_leaves_the_state_alone() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"updates": 0},
+        {"updates": -1},
         {"batch": 0},
         {"micro_batch": 0},
         {"learning_rate": 0.0},
         {"weight_noise": -1.0},
+        {"weight_noise_warmup": -1},
         {"beta2": 1.0},
         {"learning_rate_end": 0.1},
     ],

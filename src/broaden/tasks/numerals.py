@@ -1,4 +1,5 @@
-r"""Exact numbers out of answer texts: `18`, `18.00`, `\$1,800`, `70\,000`, `\text{18}`, `18 dollars`, `3/4`, `2\frac{1}{2}`.
+r"""Exact numbers out of answer texts: `18`, `18.00`, `\$1,800`, `70\,000`, `\text{18}`, `18 dollars`, `3/4`,
+`2\frac{1}{2}`.
 
 A value is a `Fraction`, never a float; nothing is rounded, no tolerance exists. What the rules do not read
 is None, never a guess. Not here: expressions with letters, sets, intervals (`mathematics`).
@@ -16,17 +17,21 @@ _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm|mathit|bf
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _SIMPLE = re.compile(rf"^([-+]?)\s*({_DECIMAL})$")
 _SLASH = re.compile(rf"^([-+]?)\s*({_DECIMAL})\s*/\s*({_DECIMAL})$")
-_FRAC = re.compile(r"^([-+]?)\s*([0-9]*)\s*\\[dtc]?frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))$")
+_FRAC = re.compile(
+    r"^([-+]?)\s*([0-9]*)\s*\\[dtc]?frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))$"
+)
 _MIXED = re.compile(r"^([-+]?)\s*([0-9]+)\s+([0-9]+)/([0-9]+)$")
 _CURRENCY = re.compile(r"^([-+]?)\s*(?:\\?\$|\\?€|\\?£|USD|US\$)\s*([-+]?)(?=[0-9.])")
 _UNIT_TAIL = re.compile(r"^(.*[0-9.}%])(\s+|(?=\\?[$€£%°]|\^))([A-Za-z$€£%°²³/.\\^{} -]*)$")
 _WORD = re.compile(r"[A-Za-z]+")
 MEANING_WORDS = frozenset(
-    "more less fewer than not plus minus times over by squared cubed half halves third thirds quarter quarters fourth fourths "
-    "fifth fifths sixth sixths eighth eighths tenth tenths hundredth hundredths percent percentage pct hundred hundreds "
-    "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs k m b bn mod modulo "
-    "or and to remainder factorial pi sqrt root power negative positive point e i x y z n a c d f"
-    .split()
+    "more less fewer than not plus minus times over by squared cubed half halves third thirds quarter quarters "
+    "fourth fourths "
+    "fifth fifths sixth sixths eighth eighths tenth tenths hundredth hundredths percent percentage pct hundred "
+    "hundreds "
+    "thousand thousands million millions billion billions trillion trillions dozen dozens pair pairs k m b bn "
+    "mod modulo "
+    "or and to remainder factorial pi sqrt root power negative positive point e i x y z n a c d f".split()
 )
 """Words after a number that would change its value, and letters that may be variables: never dropped as a unit."""
 _LETTER_UNITS = frozenset("m g s h l".split())
@@ -35,7 +40,7 @@ _LETTER_UNITS = frozenset("m g s h l".split())
 def plain(text: str) -> str:
     """Text without math delimiters, text wrappers, spacing commands, grouping and a closing full stop."""
     out = text.strip()
-    out = out.replace("−", "-").replace("–", "-").replace("$\\", "\\") if "−" in out or "–" in out else out  # noqa: RUF001
+    out = out.replace("−", "-").replace("–", "-").replace("$\\", "\\") if "−" in out or "–" in out else out
     for left, right in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("**", "**")):
         if out.startswith(left) and out.endswith(right) and len(out) >= len(left) + len(right) + 1:
             inner = out[len(left) : len(out) - len(right)]
