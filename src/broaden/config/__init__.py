@@ -5,6 +5,7 @@ from broaden.config.schema import (
     CheckpointConfig,
     EngineConfig,
     EsStage,
+    GrpoStage,
     ModelConfig,
     PopulationConfig,
     ProbeConfig,
@@ -14,6 +15,6 @@ from broaden.config.schema import (
 )
 
 __all__ = [
-    "CheckpointConfig", "EngineConfig", "EsStage", "ModelConfig", "PopulationConfig", "ProbeConfig",
+    "CheckpointConfig", "EngineConfig", "EsStage", "GrpoStage", "ModelConfig", "PopulationConfig", "ProbeConfig",
     "RunConfig", "SftStage", "TaskConfig", "build_config", "config_hash", "diff", "load_config", "to_dict", "to_toml",
 ]  # fmt: skip

@@ -21,6 +21,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
                  "max_new_tokens": 48},
     },
     "sft": {},
+    "grpo": {"nano": {"prompts": 64, "group": 8, "minibatch": None, "learning_rate": 3e-4, "kl": 0.0,
+                      "temperature": 1.0, "max_new_tokens": 48}},
 }  # fmt: skip
 
 

@@ -140,7 +140,55 @@ class SftStage(Leaf):
     traces: dict[str, Any] = Field(default_factory=dict, description="Options of the task's trace generator.")
 
 
-Stage = Annotated[EsStage | SftStage, Field(discriminator="algo")]
+class GrpoStage(Leaf):
+    """GRPO: clipped policy gradient on group-relative advantages."""
+
+    algo: Literal["grpo"] = "grpo"
+    preset: str | None = Field(None, description="Named settings to start from: paper, trl, dapo, dr.")
+    updates: int = Field(60, ge=0, description="Updates (batches of rollouts) of this stage.")
+    prompts: int = Field(64, ge=1, description="Prompts a batch.")
+    group: int = Field(8, ge=2, description="G: responses a prompt.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature of rollouts.")
+    max_new_tokens: int = Field(256, ge=1, description="Longest response.")
+    minibatch: int | None = Field(32, ge=1, description="Units an optimiser step (none: the whole batch).")
+    minibatch_unit: Literal["prompts", "responses"] = Field("prompts", description="What minibatch counts.")
+    inner: int = Field(1, ge=1, description="Passes over a batch.")
+    micro_batch: int = Field(64, ge=1, description="Responses a forward pass; changes no result.")
+    scale: Literal["population", "sample", "none"] = Field(
+        "population", description="Deviation that divides."
+    )
+    scale_eps: float = Field(0.0, ge=0, description="Added to the deviation.")
+    clip_low: float = Field(0.2, ge=0, description="Ratio clipped below at 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="Ratio clipped above at 1 + clip_high.")
+    dual_clip: float | None = Field(None, gt=1, description="Bound on the loss of negative advantages.")
+    aggregation: Literal["sequence", "token", "constant"] = Field("sequence", description="Mean of the loss.")
+    kl: float = Field(0.001, ge=0, description="Coefficient of the KL term; 0 leaves the reference pass out.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of the KL term.")
+    kl_gradient: Literal["value", "ratio"] = Field("value", description="Form of its gradient.")
+    reference: Literal["theta_0", "stage_start"] = Field(
+        "theta_0", description="Reference policy of the KL term."
+    )
+    entropy_bonus: float = Field(0.0, ge=0, description="Coefficient of the token entropy in the objective.")
+    mask_truncated: bool = Field(False, description="Leave truncated responses out of the loss.")
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    schedule: Schedule = Field("constant", description="After the warm-up, down to learning_rate_end.")
+    warmup: int = Field(0, ge=0, description="Updates of linear warm-up.")
+    learning_rate_end: float = Field(0.0, ge=0, description="Learning rate at the last update (schedules).")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay.")
+    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
+    clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: not clipped.")
+    compute: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of forward and backward passes."
+    )
+    checkpoint_layers: bool = Field(False, description="Recompute activations in the backward pass.")
+    control: Literal["none", "permuted_advantages"] = Field(
+        "none", description="The null: advantages permuted."
+    )
+
+
+Stage = Annotated[EsStage | SftStage | GrpoStage, Field(discriminator="algo")]
 
 
 class ProbeConfig(Leaf):

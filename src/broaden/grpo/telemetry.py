@@ -24,7 +24,6 @@ class Seen:
     skipped_steps: int = 0
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
-    clipped: list[float] = field(default_factory=list)
     unmasked_tokens: int = 0
     clipped_low: int = 0
     clipped_high: int = 0

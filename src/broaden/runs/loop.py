@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from broaden import __version__
-from broaden.config import EsStage, RunConfig, build_config, config_hash, diff, to_toml
+from broaden.config import EsStage, GrpoStage, RunConfig, build_config, config_hash, diff, to_dict, to_toml
 from broaden.engines.build import DTYPES
 from broaden.engines.selftest import self_test
 from broaden.errors import BroadenError, Interrupted, ResumeError, StoreError
 from broaden.es import check_collapse
 from broaden.es.trainer import SIGNAL
 from broaden.evaluation.sampling import problems_fingerprint
+from broaden.loggers import Loggers, Tracker, open_loggers
 from broaden.metrics.signal import Signal, pool
 from broaden.perturb import NOISE_VERSION, center_hash, replay
 from broaden.records import StepRecord
@@ -158,7 +159,9 @@ class _Run:
     def _self_test(self) -> None:
         """Prove once that batching changes no bit on this machine, and record it. Raises ExactnessError."""
         left = self.config.stages[self.at.stage :]
-        rolls_out = any(isinstance(s, EsStage) and s.control != "random_z" for s in left)
+        rolls_out = any(
+            isinstance(s, GrpoStage) or (isinstance(s, EsStage) and s.control != "random_z") for s in left
+        )
         own = self.prepared.model.spec.family != "other" and self.config.engine.kind != "generate"
         if not (self.config.engine.self_test and rolls_out and own):
             return
@@ -178,17 +181,17 @@ class _Run:
         self.watcher.stage(self.at.stage, stage.algo, self.at.stage_step, stage.updates)
         active = start_stage(
             self.prepared, self.at.stage, self.center, self.origin, start=self.at.stage_step,
-            optimizer=self.optimizer, on_progress=self._progress,
+            optimizer=self.optimizer, stage_start=self._stage_start, on_progress=self._progress,
         )  # fmt: skip
         self.optimizer = None
         if active.conditions:
             self.run.amend_manifest(conditions=active.conditions)
         prober = Prober(self.prepared, self.run, self.watcher)
         try:
-            with self.run.records_file() as records, self.run.seedlog_file() as seedlog:
+            with self._loggers() as loggers, self.run.seedlog_file() as seedlog:
                 prober.probe(self.center, self.at.step, self._progress)
                 for record in active.records:
-                    self._log(record, stage, records, seedlog)
+                    self._log(record, stage, loggers, seedlog)
                     prober.probe(self.center, self.at.step, self._progress)
                     if self.config.checkpoint.every and self.at.step % self.config.checkpoint.every == 0:
                         self._save(active)
@@ -201,23 +204,39 @@ class _Run:
             active.close()
         self._finish_stage()
 
+    def _stage_start(self) -> Weights:
+        """A copy of the weights that the current stage began with: theta_0, or the boundary's checkpoint."""
+        first = self.at.step - self.at.stage_step
+        if self.at.stage_step == 0 or first == 0:
+            return {n: t.clone() for n, t in (self.origin if first == 0 else self.center).items()}
+        folder = self.run.checkpoint_path(first)
+        return checkpoints.load_center(folder, checkpoints.position(folder))
+
     def _enter(self, stage: object) -> None:
         """The in-place control's center is bf16; every other stage's is the fp32 master."""
         inplace = isinstance(stage, EsStage) and stage.precision == "bf16_inplace"
         dtype = torch.bfloat16 if inplace else torch.float32
         self.center = {n: t.to(dtype) if t.dtype != dtype else t for n, t in self.center.items()}
 
+    def _loggers(self) -> Loggers:
+        """records.jsonl and the trackers asked for. Raises ConfigError where a tracker's package is missing."""
+        about = Tracker(self.run.path, run=self.config.name or self.run.path.name, config=to_dict(self.config),
+                        resume=self.at.step > 0)  # fmt: skip
+        return open_loggers(
+            self.config.loggers, records=self.run.records_file(), about=about, on_failure=self.watcher.note
+        )
+
     def _progress(self, completions: int, tokens: int) -> None:
         self.interrupts.check()
         self.watcher.rollout(completions, tokens)
 
-    def _log(self, record: StepRecord, stage: object, records: JsonlFile, seedlog: JsonlFile) -> None:
+    def _log(self, record: StepRecord, stage: object, loggers: Loggers, seedlog: JsonlFile) -> None:
         line = record.log
         step, index = self.at.step, self.at.stage
         values = {**record.values, "stage": index, "stage_step": record.step, **self._pooled(record)}
         stored = StepRecord(record.algo, step, values)
         digest = str(line["center_hash"]) if line is not None else ""
-        records.append(stored.to_json())
+        loggers.log(stored)
         if line is not None:
             seedlog.append({"step": step, "stage": index, "line": line})
         self.at = Position(step + 1, index, record.step + 1, digest)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from broaden import tasks
-from broaden.config import EsStage, RunConfig, TaskConfig
+from broaden.config import EsStage, GrpoStage, RunConfig, TaskConfig
 from broaden.errors import UsageError
 from broaden.models import nano
 from broaden.models.checkpoint import Model, load_model
@@ -50,7 +50,7 @@ def prepare(config: RunConfig) -> Prepared:
     folder = model_folder(config)
     model = load_model(folder)
     prompts = encode(model.tokenizer, loaded.problems)
-    longest = max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage)), default=0)
+    longest = max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage | GrpoStage)), default=0)
     check_context(prompts, longest, model.spec.max_positions)
     for stage in config.stages:
         if isinstance(stage, EsStage):
@@ -116,14 +116,16 @@ def pick_device(name: str) -> str:
     return name
 
 
-def host_settings(prepared: Prepared, stage: EsStage) -> HostSettings:
+def host_settings(prepared: Prepared, stage: EsStage | GrpoStage) -> HostSettings:
     """How members are run: batched for small models, member by member for large ones."""
     config = prepared.config
     kind = config.population.kind
     own = prepared.model.spec.family != "other" and config.engine.kind != "generate"
     small = own and prepared.model.parameters <= BATCHED_PARAMETERS
     batched = own and (kind == "batched" or (kind in ("auto", "processes") and small))
-    evaluations = stage.members * (2 if stage.estimator == "antithetic" else 1)
+    evaluations = (
+        stage.members * (2 if stage.estimator == "antithetic" else 1) if isinstance(stage, EsStage) else 1
+    )
     members = min(config.population.batch, evaluations) if batched else 1
     if config.population.workers > 1 and members > 1:
         members = min(members, -(-evaluations // config.population.workers))

@@ -51,7 +51,7 @@ class Prober:
         options = run.task.options if same else {}
         data = Path(config.data) if config.data else None
         problems = task.problems(config.split, data, config.limit, run.task.seed, **options)
-        longest = max((s.max_new_tokens for s in run.stages if s.algo == "es"), default=64)
+        longest = max((s.max_new_tokens for s in run.stages if s.algo != "sft"), default=64)
         prompts = encode(self.prepared.model.tokenizer, problems)
         check_context(prompts, longest, self.prepared.model.spec.max_positions)
         context = max(len(p.ids) for p in prompts) + longest

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from broaden.config import EsStage, SftStage
+from broaden.config import EsStage, GrpoStage, SftStage
 from broaden.errors import ConfigError
 from broaden.es import EsSettings
 from broaden.es import train as es_train
+from broaden.grpo.settings import GrpoSettings
+from broaden.grpo.trainer import optimizer_for as grpo_optimizer
+from broaden.grpo.trainer import train as grpo_train
 from broaden.models.optimizer import AdamW
 from broaden.perturb import Selection
 from broaden.population import InPlacePopulation, Population, ProcessPopulation
@@ -45,6 +48,11 @@ def sft_settings(stage: SftStage) -> SftSettings:
         schedule=stage.schedule, warmup=stage.warmup, learning_rate_end=stage.learning_rate_end, clip=stage.clip,
         weight_noise=stage.weight_noise, weight_decay=stage.weight_decay, beta1=stage.beta1, beta2=stage.beta2,
     )  # fmt: skip
+
+
+def grpo_settings(stage: GrpoStage) -> GrpoSettings:
+    """The trainer's plain values: the stage's own fields but for those that are the run's business."""
+    return GrpoSettings(**stage.model_dump(exclude={"algo", "preset", "reference"}))
 
 
 def population_for(prepared: Prepared, stage: EsStage, center: Weights) -> Population | None:
@@ -92,9 +100,11 @@ def start_stage(
     *,
     start: int,
     optimizer: Mapping[str, torch.Tensor] | None,
+    stage_start: Callable[[], Weights],
     on_progress: OnProgress,
 ) -> ActiveStage:
-    """Build stage number `index` of the run, from its update `start` on."""
+    """Build stage number `index` of the run, from its update `start` on; `stage_start` gives the weights that it
+    began with."""
     stage = prepared.config.stages[index]
     seed = stage_seed(prepared.config.seed, index)
     if isinstance(stage, SftStage):
@@ -107,12 +117,47 @@ def start_stage(
             run_seed=seed, optimizer=adamw, start_step=start,
         )  # fmt: skip
         return ActiveStage(records, optimizer=adamw)
+    if isinstance(stage, GrpoStage):
+        return _start_grpo(prepared, stage, seed, center, origin, start, optimizer, stage_start, on_progress)
     population = population_for(prepared, stage, center)
     records = es_train(
         center, origin, len(prepared.prompts), population, es_settings(stage), run_seed=seed, start=start,
         flops_per_token=2 * prepared.model.parameters, on_progress=on_progress,
     )  # fmt: skip
     return ActiveStage(records, population, conditions=population.conditions() if population else {})
+
+
+def _start_grpo(
+    prepared: Prepared,
+    stage: GrpoStage,
+    seed: int,
+    center: Weights,
+    origin: Weights,
+    start: int,
+    optimizer: Mapping[str, torch.Tensor] | None,
+    stage_start: Callable[[], Weights],
+    on_progress: OnProgress,
+) -> ActiveStage:
+    settings = grpo_settings(stage)
+    adamw = grpo_optimizer(center, settings)
+    if optimizer is not None:
+        adamw.load(optimizer)
+    reference = stage_start() if stage.reference == "stage_start" and settings.kl else origin
+    host = build_host(host_settings(prepared, stage), prepared.prompts)
+    records = grpo_train(
+        prepared.model.spec,
+        center,
+        host,
+        settings,
+        run_seed=seed,
+        optimizer=adamw,
+        reference=reference if settings.kl else None,
+        origin=origin,
+        start_step=start,
+        flops_per_token=2 * prepared.model.parameters,
+        on_progress=on_progress,
+    )
+    return ActiveStage(records, optimizer=adamw, conditions=host.conditions())
 
 
 def stage_seed(run_seed: int, index: int) -> int:

@@ -198,12 +198,16 @@ def _words(text: str) -> Node | None:
     return None
 
 
+_FUNCTION_WORD = re.compile(
+    r"(?<![A-Za-z])(?:arcsin|arccos|arctan|sqrt|sin|cos|tan|log|ln|exp|pi|or|and)(?![A-Za-z])"
+)
+
+
 def _mathy(text: str) -> bool:
-    return bool(
-        re.search(
-            r"(?<![A-Za-z])(?:arcsin|arccos|arctan|sqrt|sin|cos|tan|log|ln|exp|pi|or|and)(?![A-Za-z])", text
-        )
-    ) or (re.fullmatch(r"[a-z]{1,3}(?: ?[a-z]){0,6}", text) is not None and not re.search(r"[a-z]{4}", text))
+    """Whether bare letters are mathematics after all: function names, or short products like `ab c`."""
+    if _FUNCTION_WORD.search(text):
+        return True
+    return re.fullmatch(r"[a-z]{1,3}(?: ?[a-z]){0,6}", text) is not None and not re.search(r"[a-z]{4}", text)
 
 
 def _relation(text: str, depth: int) -> Node:
@@ -353,7 +357,7 @@ def _quantity(text: str, depth: int) -> Node:
 
 def _bare_unit(space: str, words: str) -> bool:
     found = words.split()
-    if not found or _mathy(words):
+    if not found or _FUNCTION_WORD.search(words):
         return False
     if all(units.is_unit_word(w.strip("./")) for w in found if w.strip("./") not in ("per", "/")):
         return True

@@ -197,7 +197,10 @@ def approximates(gold: Form, answer: Form) -> bool:
     if number is None:
         return False
     ours = Decimal(value.numerator) / Decimal(value.denominator)
-    return abs(number - ours) <= Decimal(10) ** -digits
+    step = Decimal(10) ** -digits
+    rounded = abs(number - ours) <= step / 2
+    cut = number * ours > 0 and 0 <= abs(number) - abs(ours) < step
+    return rounded or cut
 
 
 def _finite(denominator: int) -> bool:

@@ -43,6 +43,9 @@ _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|mbox|mathrm|mathbf|mathit|mathsf|operatorname|bm|boxed|fbox|emph)"
     r"\s{0,4}\*?\{"
 )
+_GROUPING = re.compile(
+    r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\!\s*,|\\[,!;: ]|\\thinspace)\s*(?=[0-9]{3}(?![0-9]))"
+)
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 _UNICODE = str.maketrans(
     {
@@ -64,8 +67,7 @@ def clean(text: str) -> str:
     if len(text) > MAX_LENGTH:
         raise LimitError(f"longer than {MAX_LENGTH} characters")
     out = _unwrap(text.translate(_UNICODE))
-    out = re.sub(r"\\(?:thinspace|,|!|;|:| )(?=\s*[0-9]{3}(?![0-9]))", r"\\,", out)
-    out = re.sub(r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\!\s*,|\\,)\s*(?=[0-9]{3}(?![0-9]))", "", out)
+    out = _GROUPING.sub("", out)
     out = re.sub(r"(?<=[0-9]),\s*\\!\s*(?=[0-9])", "", out)
     out = _COMMAND.sub(_command, out)
     out = re.sub(r"(?<![A-Za-z])(?:infinity|infty|inf|oo)(?![A-Za-z])", "∞", out)

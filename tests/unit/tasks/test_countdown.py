@@ -90,10 +90,10 @@ def test_hard_split_has_four_numbers() -> None:
 
 
 def test_options_change_the_ranges() -> None:
-    found = load_problems("countdown", "train", limit=20, count=2, low=5, high=9, target_low=10, target_high=20)
+    found = load_problems("countdown", "train", limit=3, count=2, low=5, high=9, target_low=20, target_high=90)
     assert all(len(p.extra["numbers"]) == 2 for p in found.problems)
     assert all(5 <= n <= 9 for p in found.problems for n in p.extra["numbers"])
-    assert all(10 <= p.extra["target"] <= 20 for p in found.problems)
+    assert all(20 <= p.extra["target"] <= 90 for p in found.problems)
 
 
 @pytest.mark.parametrize(
