@@ -40,6 +40,10 @@ class DataError(UsageError):
     """A data set whose shape or content cannot be used; names file, line or column."""
 
 
+class UnreachableError(DataError):
+    """Data that does not lie on this machine and could not be, or was not to be, fetched."""
+
+
 class MissingFileError(UsageError, FileNotFoundError):
     """A path that should exist and does not."""
 
@@ -60,6 +64,12 @@ class MetricError(BroadenError, ValueError):
 
 class StoreError(BroadenError, OSError):
     """Writing or reading a run directory failed; what was committed before is intact."""
+
+
+class ExistsError(StoreError, FileExistsError):
+    """Something is there already where output was to go, and would have to be overwritten (exit code 2)."""
+
+    exit_code = 2
 
 
 class DivergedError(BroadenError, ArithmeticError):

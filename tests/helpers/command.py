@@ -67,7 +67,8 @@ def command_line(arguments: Sequence[str | Path]) -> list[str]:
 def subprocess_run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 240) -> Done:
     """Run the command in a fresh interpreter to its end."""
     done = subprocess.run(
-        command_line(arguments), capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd, env=environment()
+        command_line(arguments), capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd,
+        env=environment(),
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 

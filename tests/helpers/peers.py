@@ -47,7 +47,9 @@ def peer(name: str, seed: int = 0) -> tuple[ModelSpec, dict[str, torch.Tensor], 
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     weights = {n: p.detach() for n, p in model.named_parameters()}
     for tensor_name, tensor in weights.items():
-        drawn = numpy_generator(stream(seed, "peer", name, tensor_name)).standard_normal(tuple(tensor.shape), "float32")
+        drawn = numpy_generator(stream(seed, "peer", name, tensor_name)).standard_normal(
+            tuple(tensor.shape), "float32"
+        )
         scale = 0.1 if tensor.dim() > 1 else 0.3
         tensor.copy_(torch.from_numpy(drawn) * scale + (1.0 if "norm" in tensor_name else 0.0))
     return ModelSpec.from_config(config.to_dict()), weights, model

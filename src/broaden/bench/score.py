@@ -1,7 +1,10 @@
-"""`broaden bench score`: this verifier against math-verify in one process, on judged GSM8K solutions and MATH-500 golds.
+"""`broaden bench score`: this verifier against math-verify in one process, on judged GSM8K solutions and
+MATH-500 golds.
 
-Work: each of the judged solutions (its text after the last "A:" in a box) against its gold, and each MATH-500 gold against
-itself. Both sides alternate; each round is timed whole; medians. Not here: whether the verdicts are right for other data
+Work: each of the judged solutions (its text after the last "A:" in a box) against its gold, and each MATH-500
+gold against
+itself. Both sides alternate; each round is timed whole; medians. Not here: whether the verdicts are right for
+other data
 (`broaden tasks verify`).
 """
 
@@ -75,7 +78,9 @@ def load_cases(gsm8k: Path, math500: Path, limit: int | None = None) -> list[Cas
     cases: list[Case] = []
     for (_, row), problem in zip(read(gsm8k / "example_model_solutions.jsonl"), problems, strict=True):
         for model in MODELS:
-            cases.append(("gsm8k", problem.gold, boxed(row[model]["solution"]), bool(row[model]["is_correct"])))
+            cases.append(
+                ("gsm8k", problem.gold, boxed(row[model]["solution"]), bool(row[model]["is_correct"]))
+            )
     golds = [p.gold for p in load_problems("math500", "test", math500).problems]
     if limit is not None:
         cases, golds = cases[:limit], golds[:limit]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
 
 from broaden.cli import common
 
+INTERRUPTED = 130
+
 
 def build() -> typer.Typer:
     """The application with all its commands."""
-    from broaden.cli import compare, demo, evaluate, frontier, models, replay, rescore, tasks, train
+    from broaden.cli import compare, demo, evaluate, frontier, match, models, replay, rescore, tasks, train
 
     app = typer.Typer(
         name="broaden",
@@ -28,6 +31,7 @@ def build() -> typer.Typer:
     app.command("eval")(evaluate.evaluate)
     app.command("compare")(compare.compare)
     app.command("frontier")(frontier.frontier)
+    app.command("match")(match.match)
     app.command("replay")(replay.replay)
     app.command("rescore")(rescore.rescore)
     app.add_typer(tasks.app, name="tasks", help="List, show, check and verify tasks.")
@@ -45,6 +49,9 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Entry point of the `broaden` command. Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted."""
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM is Ctrl-C, also before a run has begun
     sys.exit(run())
 
 
@@ -55,13 +62,11 @@ def run(arguments: list[str] | None = None) -> int:
     # typer carries click inside or beside it, by version: take the usage errors' base from the class that it exports.
     usage_error = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        code = build()(args=arguments, prog_name="broaden", standalone_mode=False)
-        return int(code or 0)
+        code = int(build()(args=arguments, prog_name="broaden", standalone_mode=False) or 0)
     except BroadenError as error:
         return common.fail(error)
     except (typer.Abort, KeyboardInterrupt):
-        sys.stderr.write("broaden: interrupted\n")
-        return 130
+        code = INTERRUPTED
     except BrokenPipeError:
         return 1
     except Exception as error:
@@ -69,3 +74,6 @@ def run(arguments: list[str] | None = None) -> int:
             raise
         error.show()  # type: ignore[attr-defined]
         return 2
+    if code == INTERRUPTED:  # some versions of typer turn Ctrl-C into this code themselves
+        sys.stderr.write("broaden: interrupted\n")
+    return code

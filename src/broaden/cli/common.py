@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,19 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
         raise UsageError(
             f"{option} {text!r} is not a list of numbers", f"for example {option} 0.1,0.6"
         ) from error
+    if not all(math.isfinite(v) for v in values):
+        raise UsageError(f"{option} {text!r}: every number must be finite", f"for example {option} 0.1,0.6")
     return values
+
+
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """`--temperatures 0.1,0.6`: all above 0, for a frontier needs several samples a problem, each once."""
+    from broaden.errors import UsageError
+
+    values = parse_numbers(text, "--temperatures")
+    if min(values) <= 0:
+        raise UsageError(f"--temperatures {text}: all must be above 0", "--temperatures 0.1,0.6,1.0")
+    return tuple(dict.fromkeys(values))
 
 
 def tables(as_json: bool) -> Console:

@@ -42,7 +42,7 @@ def compare(
         raise UsageError("a comparison needs two arms or more", "the first is the base")
     from broaden.evaluation import compare as paired
     from broaden.evaluation import document, summarise
-    from broaden.evaluation.tables import arms_table, paired_table
+    from broaden.evaluation.tables import arms_table, in_groups, paired_table
     from broaden.runs.arms import EvalSettings, label_of, numbered, read_arm
 
     fresh = [a for a in arms if not _stored(a)]
@@ -77,8 +77,10 @@ def compare(
     )
     result = document(summaries, pairs, _conditions(sets))
     console = common.tables(as_json)
-    console.print(arms_table(summaries, shown))
-    console.print(paired_table(pairs, shown[:-1]))
+    for arms_together in in_groups(summaries, 3):
+        console.print(arms_table(arms_together, shown))
+    for pairs_together in in_groups(pairs, 3):
+        console.print(paired_table(pairs_together, shown[:-1]))
     if as_json:
         common.print_json(result)
     return 0

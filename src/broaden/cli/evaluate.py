@@ -96,7 +96,10 @@ def choose_ks(text: str | None, samples: int) -> tuple[int, ...]:
     """K values: as asked (K > M refused), or 1, 8, 32 as far as M reaches."""
     if text is None:
         return tuple(sorted({1, *(x for x in (8, 32) if x <= samples)}))
-    values = tuple(sorted({int(v) for v in common.parse_numbers(text, "--k")}))
+    asked = common.parse_numbers(text, "--k")
+    if any(v != int(v) for v in asked):
+        raise UsageError(f"--k {text}: every K is a whole number", "for example --k 1,8,32")
+    values = tuple(sorted({int(v) for v in asked}))
     if values[0] < 1 or values[-1] > samples:
         raise UsageError(
             f"--k {text} with --samples {samples}: K must lie between 1 and M",
@@ -117,17 +120,20 @@ def _one(
 
     console = common.stderr()
     label = label_of(model)
+    store = SampleStore(folder)
+    store.check_free()
     with (
         Evaluator(model, settings) as evaluator,
         Interrupts("run the same command again to go on") as interrupts,
     ):
-        console.print(f"{settings.task}: {evaluator.loaded.describe()}", markup=False)
+        console.print(f"{settings.task}: {evaluator.loaded.describe()}", markup=False, soft_wrap=True)
         if dry_run:
             return _plan(evaluator, console)
-        store = SampleStore(folder)
         there = len(store.read_samples()) if store.exists() else 0
         if there:
-            console.print(f"{there} of {evaluator.total} samples are in {folder} already", markup=False)
+            console.print(
+                f"{there} of {evaluator.total} samples are in {folder} already", markup=False, soft_wrap=True
+            )
         with EvalBars(console, label, evaluator.total) as bars:
 
             def progress(done: int, tokens: int) -> None:
@@ -142,7 +148,7 @@ def _one(
     result = document({label: summary}, {}, found.conditions)
     write_summary(folder, result)
     common.tables(as_json).print(arms_table({label: summary}))
-    console.print(f"samples and summary in {folder}", markup=False)
+    console.print(f"samples and summary in {folder}", markup=False, soft_wrap=True)
     return result
 
 

@@ -66,7 +66,7 @@ class TrainBars:
 
     def note(self, text: str) -> None:
         """See `runs.Watcher`."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
 
 class EvalBars:

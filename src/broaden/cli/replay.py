@@ -20,12 +20,15 @@ def replay(
 
     Example: broaden replay runs/es-1 --step 20 --out runs/es-1-step20
     """
+    from broaden.errors import ExistsError
     from broaden.models.checkpoint import load_model, save_model
     from broaden.runs import replay_run
     from broaden.runs.loop import stored_config
     from broaden.runs.prepare import model_folder
     from broaden.store import RunDir, commit
 
+    if out is not None and out.exists():
+        raise ExistsError(f"{out} exists already", "choose another --out")
     checked: list[tuple[int, str]] = []
     center, at, digest = replay_run(run, step, lambda s, h: checked.append((s, h)))
     if out is not None:

@@ -21,12 +21,14 @@ def rescore(
 
     Example: broaden rescore runs/eval-countdown-nano/countdown
     """
-    from broaden.errors import UsageError
+    from broaden.errors import ExistsError, UsageError
     from broaden.runs.rescore import rescore as judge
     from broaden.store import SampleStore
 
     if out is not None and len(samples) > 1:
         raise UsageError("--out takes one sample folder", "rescore them one at a time")
+    if out is not None and out.exists():
+        raise ExistsError(f"{out} exists already", "choose another --out")
     results = []
     for folder in samples:
         found = judge(SampleStore(folder).read())

@@ -81,8 +81,10 @@ def show(
         return 0
     console = common.stdout()
     for message in problem.messages:
-        console.print(f"[{message.role}]\n{message.content}\n", markup=False)
-    console.print(f"id {problem.id}, gold {problem.gold!r}, extra {problem.extra}", markup=False)
+        console.print(f"[{message.role}]\n{message.content}\n", markup=False, soft_wrap=True)
+    console.print(
+        f"id {problem.id}, gold {problem.gold!r}, extra {problem.extra}", markup=False, soft_wrap=True
+    )
     return 0
 
 

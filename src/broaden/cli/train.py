@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broaden.cli import common
 from broaden.errors import UsageError
+
+if TYPE_CHECKING:
+    from broaden.config import RunConfig
 
 EPILOG = "Examples: broaden train configs/demo/es.toml seed=1 --out runs/es-1   |   broaden train --resume runs/es-1"
 
@@ -26,9 +29,19 @@ def train(
     dry_run: Annotated[
         bool, typer.Option(help="Print the resolved file, memory and budget; run nothing.")
     ] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(min=1e-9, help="--dry-run: decoding rate, for an estimate of the time.")
+    ] = None,
+    response_tokens: Annotated[
+        float | None,
+        typer.Option(min=1, help="--dry-run: mean response length (default: the longest allowed)."),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="--dry-run: mean prompt length where it can't be measured.")
+    ] = None,
     as_json: common.Json = False,
 ) -> int:
-    """Train a model as a configuration says: stages of ES and warm starts, in order.
+    """Train a model as a configuration says: stages of ES, GRPO and warm starts, in order, under one budget.
 
     Example: broaden train configs/demo/es.toml seed=1 --out runs/es-1
     """
@@ -37,6 +50,11 @@ def train(
         raise UsageError(f"{config} is no configuration file", "give CONFIG.toml before key=value")
     if resume is None and config is None:
         raise UsageError("nothing to train", "give CONFIG.toml, or --resume RUN")
+    said = {"--tokens-per-second": tokens_per_second, "--response-tokens": response_tokens,
+            "--prompt-tokens": prompt_tokens}  # fmt: skip
+    for name, value in said.items():
+        if value is not None and not dry_run:
+            raise UsageError(f"{name} {value:g} is for --dry-run: a run measures it", f"leave out {name}")
     if resume is not None and (out is not None or dry_run):
         raise UsageError("--resume goes with neither --out nor --dry-run", f"broaden train --resume {resume}")
     from broaden.cli.progress import TrainBars
@@ -45,7 +63,7 @@ def train(
     loaded = load_config(config, given, stages) if config is not None else None
     console = common.stderr()
     if dry_run and loaded is not None:
-        return _dry_run(loaded, as_json)
+        return _dry_run(loaded, as_json, prompt_tokens, response_tokens, tokens_per_second)
     from broaden import runs
 
     with TrainBars(console) as bars:
@@ -68,13 +86,17 @@ def train(
     return 0
 
 
-def _dry_run(config: object, as_json: bool) -> int:
-    from broaden.config import RunConfig, to_dict, to_toml
-    from broaden.runs.plan import plan
+def _dry_run(
+    config: RunConfig,
+    as_json: bool,
+    prompt_tokens: float | None,
+    response_tokens: float | None,
+    rate: float | None,
+) -> int:
+    from broaden.config import to_dict, to_toml
+    from broaden.runs.plan import Assumed, plan
 
-    if not isinstance(config, RunConfig):
-        raise TypeError("a dry run needs a RunConfig")
-    found = plan(config)
+    found = plan(config, Assumed(prompt_tokens, response_tokens, rate))
     if as_json:
         common.print_json({"config": to_dict(config), "plan": found.to_json()})
     else:

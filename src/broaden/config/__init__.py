@@ -2,6 +2,7 @@
 
 from broaden.config.load import build_config, config_hash, diff, load_config, to_dict, to_toml
 from broaden.config.schema import (
+    BudgetConfig,
     CheckpointConfig,
     EngineConfig,
     EsStage,
@@ -15,6 +16,7 @@ from broaden.config.schema import (
 )
 
 __all__ = [
-    "CheckpointConfig", "EngineConfig", "EsStage", "GrpoStage", "ModelConfig", "PopulationConfig", "ProbeConfig",
-    "RunConfig", "SftStage", "TaskConfig", "build_config", "config_hash", "diff", "load_config", "to_dict", "to_toml",
+    "BudgetConfig", "CheckpointConfig", "EngineConfig", "EsStage", "GrpoStage", "ModelConfig", "PopulationConfig",
+    "ProbeConfig", "RunConfig", "SftStage", "TaskConfig", "build_config", "config_hash", "diff",
+    "load_config", "to_dict", "to_toml",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from broaden.config.budget import apply_budget
 from broaden.config.presets import apply_presets
 from broaden.config.schema import RunConfig
 from broaden.errors import ConfigError, MissingFileError
@@ -32,10 +33,10 @@ def load_config(path: Path, overrides: tuple[str, ...] = (), stages: str | None 
 def build_config(
     data: dict[str, Any], overrides: tuple[str, ...] = (), stages: str | None = None
 ) -> RunConfig:
-    """Validate a raw dict after the shorthand, the overrides and the presets."""
+    """Validate a raw dict after the shorthand, the overrides, the presets and the budget's shares."""
     if stages is not None:
         data = {**data, "stages": parse_stages(stages, data.get("stages"))}
-    data = apply_presets(_overridden(data, overrides))
+    data = apply_budget(apply_presets(_overridden(data, overrides)))
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
@@ -109,7 +110,9 @@ def _readable(error: ValidationError) -> str:
         if item["type"] == "too_short" and len(items) > 1:
             continue  # pydantic's echo of a bad stage
         where = ".".join(str(p) for p in item["loc"] if p not in ("es", "sft", "grpo"))
-        if item["type"] == "extra_forbidden":
+        if not where:  # a rule that several tables share
+            lines.append(f"  {item['msg'].removeprefix('Value error, ')}")
+        elif item["type"] == "extra_forbidden":
             hint = difflib.get_close_matches(str(item["loc"][-1]), _fields(), n=1)
             lines.append(f"  {where}: unknown key" + (f" (did you mean {hint[0]!r}?)" if hint else ""))
         else:

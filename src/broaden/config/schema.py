@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
 class Leaf(BaseModel):
-    """Frozen, strict about unknown keys."""
+    """Frozen, strict about unknown keys; numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class ModelConfig(Leaf):
@@ -124,19 +124,21 @@ class SftStage(Leaf):
     algo: Literal["sft"] = "sft"
     preset: str | None = Field(None, description="Named settings to start from.")
     updates: int = Field(1000, ge=0, description="Optimiser steps.")
-    batch: int = Field(64, ge=1, description="Examples a step.")
+    batch: int = Field(128, ge=1, description="Examples a step.")
     micro_batch: int | None = Field(None, ge=1, description="Examples a forward pass (default: the batch).")
-    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate of AdamW.")
-    warmup: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    schedule: Schedule = Field("constant", description="After the warm-up, down to learning_rate_end.")
+    learning_rate: float = Field(5e-3, gt=0, description="Peak learning rate of AdamW.")
+    warmup: int = Field(50, ge=0, description="Steps of linear warm-up.")
+    schedule: Schedule = Field("cosine", description="After the warm-up, down to learning_rate_end.")
     learning_rate_end: float = Field(0.0, ge=0, description="Learning rate at the last step (schedules).")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's second decay.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
+    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's second decay.")
+    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
+    clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: not clipped.")
     weight_noise: float = Field(
         0.0, ge=0, description="Gaussian noise on the weights of each pass: flatter minima."
     )
+    weight_noise_warmup: int = Field(0, ge=0, description="Steps over which the weight noise grows to that.")
     traces: dict[str, Any] = Field(default_factory=dict, description="Options of the task's trace generator.")
 
 
@@ -150,7 +152,7 @@ class GrpoStage(Leaf):
     group: int = Field(8, ge=2, description="G: responses a prompt.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of rollouts.")
     max_new_tokens: int = Field(256, ge=1, description="Longest response.")
-    minibatch: int | None = Field(32, ge=1, description="Units an optimiser step (none: the whole batch).")
+    minibatch: int = Field(32, ge=0, description="Units an optimiser step; 0: the whole batch.")
     minibatch_unit: Literal["prompts", "responses"] = Field("prompts", description="What minibatch counts.")
     inner: int = Field(1, ge=1, description="Passes over a batch.")
     micro_batch: int = Field(64, ge=1, description="Responses a forward pass; changes no result.")
@@ -187,6 +189,11 @@ class GrpoStage(Leaf):
         "none", description="The null: advantages permuted."
     )
 
+    @field_validator("minibatch", mode="before")
+    @classmethod
+    def _whole_batch(cls, value: Any) -> Any:
+        return 0 if value is None else value  # TOML has no null
+
 
 Stage = Annotated[EsStage | SftStage | GrpoStage, Field(discriminator="algo")]
 
@@ -202,6 +209,12 @@ class ProbeConfig(Leaf):
     samples: int = Field(8, ge=1, description="Samples a problem.")
     temperature: float = Field(0.6, ge=0, description="Sampling temperature.")
 
+    @model_validator(mode="after")
+    def _no_copies(self) -> ProbeConfig:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(f"{self.samples} samples at temperature 0 would be copies: samples = 1")
+        return self
+
 
 class CheckpointConfig(Leaf):
     """When weights are written. An ES run needs few: its log rebuilds every step."""
@@ -210,6 +223,44 @@ class CheckpointConfig(Leaf):
         50, ge=0, description="Updates between checkpoints; 0: only at stage ends and on Ctrl-C."
     )
     keep: int = Field(3, ge=1, description="Checkpoints kept beside stage ends.")
+
+
+class BudgetConfig(Leaf):
+    """One budget for all stages. A stage ends with the update in which its share is used up, or after its `updates`;
+    what it leaves is not carried over."""
+
+    total: Literal["updates", "tokens", "flops_paper", "flops_full", "seconds"] = Field(
+        description="What is counted; seconds are those of the updates, as logged (probes and checkpoints are not)."
+    )
+    value: float = Field(gt=0, description="How much of it, over all stages.")
+    split: Literal["equal"] | tuple[float, ...] = Field(
+        "equal", description="equal, or a share for each stage, such as [1, 3]; only their ratios count."
+    )
+
+    def check_split(self, stages: int) -> None:
+        """Raises ValueError where the split does not fit so many stages, or updates are not whole."""
+        if self.split != "equal" and (len(self.split) != stages or min(self.split, default=0.0) <= 0.0):
+            raise ValueError(
+                f"budget.split = {list(self.split)}: {stages} stages need as many shares, all above 0"
+            )
+        if self.total == "updates" and (self.value != int(self.value) or self.value < stages):
+            raise ValueError(
+                f"budget.value = {self.value:g} updates for {stages} stages: give a whole number, one each at least"
+            )
+
+    def shares(self, stages: int) -> tuple[float, ...]:
+        """Each stage's part of `value`."""
+        weights = (1.0,) * stages if isinstance(self.split, str) else self.split
+        return tuple(self.value * w / sum(weights) for w in weights)
+
+    def whole(self, stages: int) -> tuple[int, ...]:
+        """The shares in whole numbers that add up to `value`: the largest remainders are rounded up, earlier first."""
+        exact = self.shares(stages)
+        floors = [int(x) for x in exact]
+        order = sorted(range(stages), key=lambda i: floors[i] - exact[i])
+        for i in order[: int(self.value) - sum(floors)]:
+            floors[i] += 1
+        return tuple(floors)
 
 
 class RunConfig(Leaf):
@@ -222,8 +273,40 @@ class RunConfig(Leaf):
     engine: EngineConfig = EngineConfig()
     population: PopulationConfig = PopulationConfig()
     stages: tuple[Stage, ...] = Field(min_length=1, description="What is run, in order.")
+    budget: BudgetConfig | None = Field(
+        None, description="One budget for all stages (default: their updates)."
+    )
     probe: ProbeConfig = ProbeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
         (), description="Beside the JSON lines that are always written."
     )
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> RunConfig:
+        if self.budget is None:
+            return self
+        self.budget.check_split(len(self.stages))
+        if self.budget.total == "updates":
+            shares = self.budget.whole(len(self.stages))
+            over = [i for i, s in enumerate(self.stages) if s.updates > shares[i]]
+            if over:
+                raise ValueError(
+                    f"stage {over[0]} makes more updates than its share of the budget, {shares[over[0]]}"
+                )
+        for i, stage in enumerate(self.stages):
+            if self.budget.total not in _counted(stage):
+                raise ValueError(
+                    f"budget.total = {self.budget.total!r}: stage {i} ({stage.algo}) has no such figure, so it would "
+                    "never use up its share; a budget in updates or seconds holds for every stage"
+                )
+        return self
+
+
+def _counted(stage: EsStage | SftStage | GrpoStage) -> tuple[str, ...]:
+    """The budgets that a stage draws on: a random walk has no rollouts, and the paper's ledger no warm start."""
+    if isinstance(stage, EsStage) and stage.control == "random_z":
+        return ("updates", "seconds")
+    if isinstance(stage, SftStage):
+        return ("updates", "tokens", "flops_full", "seconds")
+    return ("updates", "tokens", "flops_paper", "flops_full", "seconds")

@@ -92,7 +92,9 @@ def _softmax(scores: Array, length: int, scale: Scalar) -> Scalar:
 
 
 @reduction
-def _mix_four(p: Array, block: int, v: Array, tile: int, i: int, n: int) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+def _mix_four(
+    p: Array, block: int, v: Array, tile: int, i: int, n: int
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
     for j in range(n):
         weight = p[block, j]
@@ -149,7 +151,11 @@ def attend(
     heads, width, kv_heads, tiles = out.shape[1], out.shape[2], keys.shape[1], keys.shape[2]
     group = heads // kv_heads
     k, v = keys.reshape((-1, width, TILE)), values.reshape((-1, width, TILE))
-    scores, q, mixed = np.empty((tiles, TILE), np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    scores, q, mixed = (
+        np.empty((tiles, TILE), np.float32),
+        np.empty(width, np.float32),
+        np.empty(width, np.float32),
+    )
     scale = ONE / np.sqrt(np.float32(width))
     for row in range(qkv.shape[0]):
         position, member = positions[row], row // each
@@ -167,15 +173,15 @@ def attend(
                 v[into, i, lane] = narrow(value, v[into, i, lane])
         for head in range(0 if write_only else heads):
             _prepare(qkv, row, head, bias, q_norm, member, eps, cos, sin, position, q)
-            _attend_head(q, scale, k, v, (slots[row] * kv_heads + head // group) * tiles, position + 1, scores, mixed)
+            _attend_head(
+                q, scale, k, v, (slots[row] * kv_heads + head // group) * tiles, position + 1, scores, mixed
+            )
             for i in range(width):
                 out[row, head, i] = narrow(mixed[i], out[row, head, i])
 
 
 @strict
-def copy_slots(
-    source: Array, target: Array, from_slots: Array, to_slots: Array, lengths: Array
-) -> None:
+def copy_slots(source: Array, target: Array, from_slots: Array, to_slots: Array, lengths: Array) -> None:
     """The first `lengths` positions of slots, all layers: a shared prompt into a slot, or a slot moved.
 
     source, target [layers, slots, kv, tiles, d, TILE]; one array may be both where every `to` is at most its `from`.

@@ -86,7 +86,9 @@ def check_requests(
 
 def _check_prompt(ids: tuple[int, ...], new: int, context: int, vocab: int, where: str) -> None:
     if not ids:
-        raise UsageError(f"request {where} has an empty prompt", "a prompt needs at least one token (a BOS will do)")
+        raise UsageError(
+            f"request {where} has an empty prompt", "a prompt needs at least one token (a BOS will do)"
+        )
     if len(ids) + new > context:
         raise UsageError(
             f"request {where}: prompt of {len(ids)} tokens + max_new_tokens {new} is more than "

@@ -13,6 +13,7 @@ from broaden.errors import UsageError
 from broaden.models.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KINDS = ("auto", "torch", "generate")
 
 
 def build_engine(
@@ -51,11 +52,11 @@ def build_engine(
 
         return GenerateEngine(folder, eos_ids, members=members, dtype=DTYPES[dtype], device=place,
                               max_context=max_context, rows=slots or ROWS)  # fmt: skip
-    raise UsageError(f"engine is one of auto, torch, generate; got {kind!r}")
+    raise UsageError(f"engine is one of {', '.join(KINDS)}; got {kind!r}")
 
 
 def choose_device(name: str) -> torch.device:
-    """"auto" is CUDA where there is one, else the CPU. Raises UsageError for a device that is not there."""
+    """CUDA where there is one for "auto", else what was named. Raises UsageError for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

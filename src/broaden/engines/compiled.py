@@ -20,7 +20,7 @@ from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, t
 from broaden.engines.sampling import sample_rows
 from broaden.engines.weights import Buffers
 from broaden.errors import DivergedError
-from broaden.models.decoder import rope_tables
+from broaden.models.spec import ModelSpec
 from broaden.records import Sampling
 
 PROMPT_ROWS = 512  # prompt tokens in one pass
@@ -31,6 +31,13 @@ def host(tensor: Tensor) -> Array:
     """The tensor's memory as an array; bfloat16 as its bits in uint16."""
     array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages are taken from the system when they are first written (torch.zeros writes them all)."""
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(np.zeros(shape, np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 class Product:
@@ -46,7 +53,11 @@ class Product:
         if self.members == 1:
             torch.mm(x, self.transposed, out=y)
         else:
-            torch.bmm(x.view(self.members, -1, x.shape[1]), self.transposed, out=y.view(self.members, -1, self.width))
+            torch.bmm(
+                x.view(self.members, -1, x.shape[1]),
+                self.transposed,
+                out=y.view(self.members, -1, self.width),
+            )
         if self.bias is not None:
             y.view(self.members, -1, self.width).add_(self.bias)
 
@@ -80,28 +91,53 @@ class Stack:
 class Space:
     """Activations of a number of rows, as tensors and as arrays over the same memory."""
 
-    def __init__(self, buffers: Buffers, rows: int, head: bool) -> None:
-        spec = buffers.spec
-        widths = {"h": spec.hidden, "x": spec.hidden, "qkv": spec.qkv_width, "mixed": spec.heads * spec.head_dim,
-                  "gate_up": 2 * spec.ffn, "act": spec.ffn, "delta": spec.hidden,
-                  "logits": spec.vocab if head else 0}  # fmt: skip
-        self.tensor = {name: buffers.norm.new_zeros((rows, width)) for name, width in widths.items()}
+    def __init__(self, spec: ModelSpec, storage: dict[str, Tensor], rows: int) -> None:
+        self.tensor = {name: tensor[:rows] for name, tensor in storage.items()}
         self.array = {name: host(tensor) for name, tensor in self.tensor.items()}
         self.qkv = self.array["qkv"].reshape(rows, -1, spec.head_dim)
         self.gate_up = self.array["gate_up"].reshape(rows, 2, spec.ffn)
         self.mixed = self.array["mixed"].reshape(rows, -1, spec.head_dim)
 
 
-class CompiledRunner:
-    """`Runner` on the CPU for a range of members."""
+class Spaces:
+    """Memory for the activations of up to the most rows asked for so far, cut to any number of them."""
 
-    def __init__(self, buffers: Buffers, context: int) -> None:
+    def __init__(self) -> None:
+        self.most: dict[bool, int] = {}
+        self.storage: dict[bool, dict[str, Tensor]] = {}
+        self.cut: dict[tuple[bool, int], Space] = {}
+
+    def space(self, spec: ModelSpec, like: Tensor, rows: int, head: bool) -> Space:
+        """Room for `rows` rows, with logits where `head`."""
+        if rows > self.most.get(head, 0):
+            widths = {"h": spec.hidden, "x": spec.hidden, "qkv": spec.qkv_width, "mixed": spec.heads * spec.head_dim,
+                      "gate_up": 2 * spec.ffn, "act": spec.ffn, "delta": spec.hidden,
+                      "logits": spec.vocab if head else 0}  # fmt: skip
+            self.storage[head] = {name: like.new_zeros((rows, width)) for name, width in widths.items()}
+            self.most[head] = rows
+            self.cut = {key: space for key, space in self.cut.items() if key[0] != head}
+        if (head, rows) not in self.cut:
+            self.cut[head, rows] = Space(spec, self.storage[head], rows)
+        return self.cut[head, rows]
+
+
+class CompiledRunner:
+    """`Runner` on the CPU for a range of members.
+
+    Args:
+        tables: cos and sin of `rope_tables`.
+        spaces: activations; runners that are never active together may share them.
+    """
+
+    def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor], spaces: Spaces) -> None:
         self.spec, self.buffers = buffers.spec, buffers
         self.stack = Stack(buffers)
-        self.single = [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]
-        cos, sin = rope_tables(buffers.spec, context)
-        self.cos, self.sin = cos.numpy(), sin.numpy()
-        self.spaces: dict[tuple[int, bool], Space] = {}
+        one = buffers.count == 1
+        self.single = (
+            [self.stack] if one else [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]
+        )
+        self.cos, self.sin = (t.numpy() for t in tables)
+        self.spaces = spaces
 
     @property
     def members(self) -> int:
@@ -112,9 +148,12 @@ class CompiledRunner:
         """An empty cache in tiles; its pages are touched only as far as sequences grow."""
         spec, tiles = self.spec, round_up(max(positions, 1), TILE) // TILE
         shape = (spec.layers, slots, spec.kv_heads, tiles, spec.head_dim, TILE)
-        return Cache(self.buffers.norm.new_zeros(shape), self.buffers.norm.new_zeros(shape))
+        dtype = self.buffers.norm.dtype
+        return Cache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
 
-    def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
+    def prompts(
+        self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]
+    ) -> None:
         """Prompts are packed end to end and cut into passes of at most PROMPT_ROWS tokens."""
         ids, positions, places = _packed(prompts, slots)
         for start in range(0, len(ids), PROMPT_ROWS):
@@ -129,7 +168,9 @@ class CompiledRunner:
         self.stack.head.into(space.tensor["x"], space.tensor["logits"])
         return space.tensor["logits"]
 
-    def sample(self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints) -> Drawn:
+    def sample(
+        self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints
+    ) -> Drawn:
         """Draw in compiled code."""
         n = logits.shape[0]
         drawn = Drawn(np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32))
@@ -147,12 +188,11 @@ class CompiledRunner:
         copy_slots(host(source.values), host(target.values), from_slots, to_slots, lengths)
 
     def _space(self, rows: int, head: bool) -> Space:
-        key = rows, head
-        if key not in self.spaces:
-            self.spaces[key] = Space(self.buffers, rows, head)
-        return self.spaces[key]
+        return self.spaces.space(self.spec, self.buffers.norm, rows, head)
 
-    def _hidden(self, stack: Stack, ids: Ints, positions: Ints, slots: Ints, cache: Cache, space: Space | None) -> None:
+    def _hidden(
+        self, stack: Stack, ids: Ints, positions: Ints, slots: Ints, cache: Cache, space: Space | None
+    ) -> None:
         """Run all layers on a row each; `space` None: only the caches are wanted, so the last layer stops there."""
         whole = space is not None
         s = space or self._space(len(ids), head=False)

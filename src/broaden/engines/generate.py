@@ -93,7 +93,9 @@ class GenerateEngine:
         for member, asked in enumerate(requests):
             answers: dict[int, Completion] = {}
             for part in _calls(asked, self.rows):
-                for index, completion in zip(part, self._call(member, [asked[i] for i in part], sampling), strict=True):
+                for index, completion in zip(
+                    part, self._call(member, [asked[i] for i in part], sampling), strict=True
+                ):
                     answers[index] = completion
                     finished, tokens = finished + 1, tokens + len(completion.token_ids)
                 if on_progress is not None:
@@ -148,7 +150,9 @@ class Chooser(LogitsProcessor):
         """Scores [rows, V] with the drawn token at 0 and every other at minus infinity."""
         u = np.zeros(len(self.keys), np.float64)
         uniforms(self.keys, np.full(len(self.keys), len(self.drawn), np.int64), u)
-        drawn = sample_rows_torch(scores, self.sampling.temperature, torch.from_numpy(u).to(scores.device), True)
+        drawn = sample_rows_torch(
+            scores, self.sampling.temperature, torch.from_numpy(u).to(scores.device), True
+        )
         self.drawn.append(tuple(x.cpu() for x in drawn))  # type: ignore[arg-type]
         forced = torch.full_like(scores, -torch.inf)
         return forced.scatter(1, drawn[0][:, None], 0.0)

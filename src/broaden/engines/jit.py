@@ -2,6 +2,9 @@
 
 `strict` code is evaluated in the order written (fused multiply-adds allowed); `reduction` code may be
 summed in vector lanes: the same order for the same length, so still a function of its input alone.
+
+Numba's cache on disk notices a change of a function's own file only: after editing this module or `mathfn`, delete the
+`.nbi` files in this package's `__pycache__`.
 """
 
 from __future__ import annotations
@@ -32,13 +35,17 @@ def strict(function: F) -> F:
 def strict_inline(function: F) -> F:
     """`strict`, always inlined into its callers."""
     flags = {"contract"}
-    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function))
+    return cast(
+        F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function)
+    )
 
 
 def reduction(function: F) -> F:
     """Compile a sum or a maximum of finite numbers so that it may use vector lanes."""
     flags = {"contract", "reassoc", "nsz", "nnan"}
-    return cast(F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function))
+    return cast(
+        F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function)
+    )
 
 
 def widen(x: Any) -> Any:

@@ -19,7 +19,7 @@ from broaden.engines.runner import CAPACITY_MULTIPLE, Cache, Drawn, Ints, round_
 from broaden.engines.sampling import sample_rows_torch, uniforms
 from broaden.engines.weights import Buffers, LayerBuffers
 from broaden.errors import DivergedError
-from broaden.models.decoder import rms_norm, rope_tables, rotate
+from broaden.models.decoder import rms_norm, rotate
 from broaden.records import Sampling
 
 PROMPT_TOKENS = 4096  # padded prompt tokens in one pass
@@ -30,10 +30,10 @@ LEAST_QUERIES = 4
 class PortableRunner:
     """`Runner` by tensor operations for a range of members."""
 
-    def __init__(self, buffers: Buffers, context: int) -> None:
+    def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor]) -> None:
         self.spec, self.buffers = buffers.spec, buffers
         self.device = buffers.norm.device
-        self.cos, self.sin = rope_tables(buffers.spec, context, self.device)
+        self.cos, self.sin = tables
 
     @property
     def members(self) -> int:
@@ -46,7 +46,9 @@ class PortableRunner:
         shape = (spec.layers, slots, spec.kv_heads, capacity, spec.head_dim)
         return Cache(self.buffers.norm.new_zeros(shape), self.buffers.norm.new_zeros(shape))
 
-    def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
+    def prompts(
+        self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]
+    ) -> None:
         """Prompts of one bucket together, padded on the right (causal attention hides the padding)."""
         buckets: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
@@ -59,7 +61,9 @@ class PortableRunner:
                 ids = np.zeros((len(part), length), np.int64)
                 for row, index in enumerate(part):
                     ids[row, : len(prompts[index])] = prompts[index]
-                self._prompt_pass(member, ids, cache, torch.tensor([slots[i] for i in part], device=self.device))
+                self._prompt_pass(
+                    member, ids, cache, torch.tensor([slots[i] for i in part], device=self.device)
+                )
 
     def logits(self, ids: Ints, positions: Ints, cache: Cache) -> Tensor:
         """One decode step."""
@@ -78,7 +82,9 @@ class PortableRunner:
             h = self._rest(layer, h, mixed)
         return _product(_norm(h, self.buffers.norm, self.spec.norm_eps), self.buffers.head)
 
-    def sample(self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints) -> Drawn:
+    def sample(
+        self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints
+    ) -> Drawn:
         """Draw on the device, a chunk of rows at a time."""
         n = logits.shape[0]
         drawn = Drawn(np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32))
@@ -99,7 +105,9 @@ class PortableRunner:
 
     def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:
         """Copy by index (gathered first, so a cache may be copied into itself)."""
-        length = min(round_up(int(lengths.max()), CAPACITY_MULTIPLE), source.keys.shape[3], target.keys.shape[3])
+        length = min(
+            round_up(int(lengths.max()), CAPACITY_MULTIPLE), source.keys.shape[3], target.keys.shape[3]
+        )
         a, b = (torch.from_numpy(x).to(self.device) for x in (from_slots, to_slots))
         for old, new in ((source.keys, target.keys), (source.values, target.values)):
             for layer in range(self.spec.layers):
@@ -112,7 +120,8 @@ class PortableRunner:
         h = self._embed(buffers, ids.reshape(-1))
         for index, layer in enumerate(buffers.layers):
             q, k, v = (
-                x.view(count, length, -1, self.spec.head_dim).transpose(1, 2) for x in self._qkv(layer, h, cos, sin)
+                x.view(count, length, -1, self.spec.head_dim).transpose(1, 2)
+                for x in self._qkv(layer, h, cos, sin)
             )
             cache.keys[index][slots, :, :length] = k
             cache.values[index][slots, :, :length] = v

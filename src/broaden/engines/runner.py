@@ -61,13 +61,17 @@ class Runner(Protocol):
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache."""
 
-    def prompts(self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]) -> None:
+    def prompts(
+        self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]
+    ) -> None:
         """Keys and values of whole prompts (any may be empty) into their slots of a cache."""
 
     def logits(self, ids: Ints, positions: Ints, cache: Cache) -> Tensor:
         """Feed one token a row (row r has slot r; position -1: padding) and return logits [rows, V]."""
 
-    def sample(self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints) -> Drawn:
+    def sample(
+        self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints
+    ) -> Drawn:
         """Draw a token for each of the given rows. Raises DivergedError where logits are not finite."""
 
     def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:

@@ -8,6 +8,7 @@ have run dry, rows are compacted to the next multiple of 16. Not here: arithmeti
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +41,16 @@ class Queue:
         keys = np.array([r.key for r in requests], np.uint64)
         return cls(list(index), order, of[order], keys[order])
 
+    def share(self, part: int, parts: int) -> Queue:
+        """The part-th of `parts` runs of entries of about equal number (prompts that it has no part in go)."""
+        low, high = part * len(self.order) // parts, (part + 1) * len(self.order) // parts
+        of = self.prompt_of[low:high]
+        first, last = (int(of[0]), int(of[-1]) + 1) if len(of) else (0, 0)
+        return Queue(self.prompts[first:last], self.order[low:high], of - first, self.keys[low:high])
+
 
 class Results:
-    """What has been generated, by request: filled in compiled code, read out once."""
+    """What has been generated, by entry of the queues: filled in compiled code, read out once."""
 
     def __init__(self, queues: Sequence[Queue], sampling: Sampling) -> None:
         counts = [len(q.order) for q in queues]
@@ -55,7 +63,7 @@ class Results:
         self.sampling = sampling
 
     def completions(self, member: int) -> list[Completion]:
-        """In the order the member's requests were asked."""
+        """In the order of the member's queue."""
         return [self._completion(i) for i in range(self.offsets[member], self.offsets[member + 1])]
 
     def _completion(self, i: int) -> Completion:
@@ -72,7 +80,7 @@ class Results:
 class Rows:
     """What each row is doing, [rows] each: request and position are -1 where it is free."""
 
-    request: Ints
+    request: Ints  # entry of the queues, member-major
     position: Ints  # of the token to be fed next
     ids: Ints  # that token
     count: Ints  # tokens generated so far
@@ -90,7 +98,11 @@ class Rows:
         """The source rows at their target places among `rows`."""
         new = Rows.free(rows)
         new.request[target], new.position[target] = self.request[source], self.position[source]
-        new.ids[target], new.count[target], new.key[target] = self.ids[source], self.count[source], self.key[source]
+        new.ids[target], new.count[target], new.key[target] = (
+            self.ids[source],
+            self.count[source],
+            self.key[source],
+        )
         return new
 
 
@@ -113,24 +125,23 @@ class Schedule:
         self.end = self.results.offsets[1:].copy()
         self.loaded = np.zeros(members, np.int64)  # prompts [loaded - chunk, loaded) are in the prefix cache
         self.first = np.zeros(members, np.int64)
-        self.order = _joined([q.order + o for q, o in zip(queues, self.results.offsets, strict=False)])
-        self.prompt_of = _joined([q.prompt_of for q in queues])
+        self.prompt_of = np.concatenate([q.prompt_of for q in queues]).astype(np.int64)
         self.keys = np.concatenate([q.keys for q in queues])
         self.prompt_length, self.last_token, self.prompt_start = _prompt_arrays(queues)
 
-    def run(self, on_progress: OnProgress | None) -> tuple[int, int]:
-        """Generate everything; returns (completions, tokens)."""
+    def run(self, report: OnProgress, stop: threading.Event) -> None:
+        """Generate everything, reporting (completions, tokens) so far; `stop` ends it early."""
         finished = tokens = step = 0
-        while True:
+        while not stop.is_set():
             self._admit()
             rows = np.flatnonzero(self.rows.request >= 0)
             if not len(rows):
-                return finished, tokens
+                return
             rows = self._compact(rows)
             done = self._step(rows)
             finished, tokens, step = finished + done, tokens + len(rows), step + 1
-            if on_progress is not None and (step % PROGRESS_STEPS == 0 or finished == len(self.order)):
-                on_progress(finished, tokens)
+            if step % PROGRESS_STEPS == 0 or finished == len(self.keys):
+                report(finished, tokens)
 
     def _step(self, rows: Ints) -> int:
         """One token for each occupied row; returns how many completions it finished."""
@@ -150,9 +161,13 @@ class Schedule:
         r, size = self.rows, len(self.rows.request)
         while True:
             wanting = np.zeros(len(self.queues), np.bool_)
-            source, target, length = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+            source, target, length = (
+                np.empty(size, np.int64),
+                np.empty(size, np.int64),
+                np.empty(size, np.int64),
+            )
             n = _plan(
-                self.each, self.chunk, self.next, self.end, self.first, self.loaded, self.order, self.prompt_of,
+                self.each, self.chunk, self.next, self.end, self.first, self.loaded, self.prompt_of,
                 self.keys, self.prompt_start, self.prompt_length, self.last_token,
                 r.request, r.position, r.ids, r.count, r.key, wanting, source, target, length,
             )  # fmt: skip
@@ -185,10 +200,6 @@ class Schedule:
         return target
 
 
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts).astype(np.int64)
-
-
 def _prompt_arrays(queues: Sequence[Queue]) -> tuple[Ints, Ints, Ints]:
     """(length, last token) of every prompt, member-major, and where each member's prompts start."""
     prompts = [p for q in queues for p in q.prompts]
@@ -200,7 +211,7 @@ def _prompt_arrays(queues: Sequence[Queue]) -> tuple[Ints, Ints, Ints]:
 
 @strict
 def _plan(
-    each: int, chunk: int, head: Ints, end: Ints, first: Ints, loaded: Ints, order: Ints, prompt_of: Ints,
+    each: int, chunk: int, head: Ints, end: Ints, first: Ints, loaded: Ints, prompt_of: Ints,
     keys: NDArray[np.uint64], prompt_start: Ints, prompt_length: Ints, last_token: Ints,
     request: Ints, position: Ints, ids: Ints, count: Ints, key: NDArray[np.uint64],
     wanting: NDArray[np.bool_], source: Ints, target: Ints, length: Ints,
@@ -221,7 +232,7 @@ def _plan(
             at = prompt_start[member] + prompt
             source[n], target[n] = member * chunk + prompt - first[member], row
             length[n] = prompt_length[at] - 1
-            request[row], key[row] = order[entry], keys[entry]
+            request[row], key[row] = entry, keys[entry]
             position[row], ids[row], count[row] = length[n], last_token[at], 0
             head[member] += 1
             n += 1

@@ -22,7 +22,15 @@ from broaden.records import Completion, Record, Request, Sampling
 from broaden.seeds import numpy_generator, stream
 
 SPEC = ModelSpec(
-    family="llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, ffn=160, vocab=112, max_positions=128
+    family="llama",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    ffn=160,
+    vocab=112,
+    max_positions=128,
 )
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, logprobs=True, entropy=True)
 COUNTS = (1, 7, 16, 64)
@@ -121,7 +129,10 @@ def _compare(
         serial.append(one.generate([asked], SAMPLING)[0])
         if member == 0:
             for count in COUNTS[:-1]:
-                yield f"{count} of 64 requests", one.generate([asked[:count]], SAMPLING)[0] == serial[0][:count]
+                yield (
+                    f"{count} of 64 requests",
+                    one.generate([asked[:count]], SAMPLING)[0] == serial[0][:count],
+                )
             yield "reversed order", one.generate([asked[::-1]], SAMPLING)[0][::-1] == serial[0]
     narrow = engine(1, 16)
     fill(narrow, 0, 0)
@@ -135,7 +146,9 @@ def _compare(
 def fill(engine: TorchEngine, member: int, seed: int) -> None:
     """Write keyed random weights: norms about 1, matrices N(0, 1.5 / fan-in), so that logits are of order 1."""
     for name, view in engine.weights(member).items():
-        drawn = numpy_generator(stream(seed, "self_test", name)).standard_normal(tuple(view.shape), dtype=np.float32)
+        drawn = numpy_generator(stream(seed, "self_test", name)).standard_normal(
+            tuple(view.shape), dtype=np.float32
+        )
         values = torch.from_numpy(drawn)
         view.copy_(1.0 + 0.1 * values if view.dim() == 1 else values * (1.5 / view.shape[-1]) ** 0.5)
 

@@ -1,11 +1,12 @@
 """`TorchEngine`: the library's own decode path for llama, qwen2 and qwen3, for one or many members.
 
-Requests are checked first, then each batch of members runs its queues to the end. Not here: kernels
-(`compiled`, `portable`), seating (`scheduler`), other architectures (`generate`).
+Requests are checked first, then shared out to lanes, where each batch of members runs its queues to the end. Not
+here: kernels (`compiled`, `portable`), seating (`scheduler`), threads (`lanes`), other architectures (`generate`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -14,12 +15,14 @@ import torch
 
 from broaden.engines.attention import DIMENSIONS
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
-from broaden.engines.compiled import DTYPES, CompiledRunner
+from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces
+from broaden.engines.lanes import Job, run_lanes
 from broaden.engines.portable import PortableRunner
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Runner, round_up
 from broaden.engines.scheduler import Queue, Schedule
 from broaden.engines.weights import Buffers
 from broaden.errors import ModelError, UsageError
+from broaden.models.decoder import rope_tables
 from broaden.models.spec import ModelSpec
 from broaden.records import Completion, Request, Sampling
 
@@ -40,7 +43,8 @@ class TorchEngine:
         batch: members decoded in one batch; None: by `default_batch`.
         max_context: most tokens of prompt and completion together; None: the model's positions.
         kernels: "compiled" (CPU), "portable" (any device); "auto" takes the first that can.
-        cache_bytes: most bytes of keys and values of one batch; fewer slots where they would need more.
+        cache_bytes: most bytes of keys and values at once; fewer slots where they would need more.
+        threads: CPU threads; None: torch's. Requests are shared out to as many lanes as have work (`lanes`).
     """
 
     def __init__(
@@ -56,9 +60,12 @@ class TorchEngine:
         max_context: int | None = None,
         kernels: Kernels = "auto",
         cache_bytes: int = CACHE_BYTES,
+        threads: int | None = None,
     ) -> None:
         if spec.family == "other":
-            raise ModelError(f"no own decode path for this model: {spec.unsupported}", "use the generate engine")
+            raise ModelError(
+                f"no own decode path for this model: {spec.unsupported}", "use the generate engine"
+            )
         if members < 1:
             raise UsageError(f"members must be at least 1, got {members}")
         self.spec, self.dtype, self.device = spec, dtype, torch.device(device)
@@ -70,7 +77,9 @@ class TorchEngine:
         self.eos = _eos_table(eos_ids, spec.vocab)
         self.buffers = Buffers.allocate(spec, members, dtype, self.device)
         self.report: dict[str, Any] | None = None  # of the self-test, once it was run
-        self._runners: dict[int, Runner] = {}
+        self.threads = threads or (torch.get_num_threads() if self.device.type == "cpu" else 1)
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._spaces: dict[int, Spaces] = {}
 
     @property
     def members(self) -> int:
@@ -93,19 +102,53 @@ class TorchEngine:
         """See `Engine.generate`."""
         check_requests(requests, sampling, members=self.members, context=self.context, vocab=self.spec.vocab)
         queues = _queues(requests)
-        out: list[list[Completion]] = []
-        base = (0, 0)
-        with torch.inference_mode():
-            for start in range(0, self.members, self.batch):
-                part = queues[start : start + self.batch]
-                if not any(len(q.order) for q in part):
-                    out += [[] for _ in part]
-                    continue
-                schedule = Schedule(self._runner(start), part, sampling, self.eos, self._slots(part, sampling))
-                done = schedule.run(_shifted(on_progress, base))
-                base = base[0] + done[0], base[1] + done[1]
-                out += [schedule.results.completions(m) for m in range(len(part))]
-        return out
+        out: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
+        groups = [
+            (start, queues[start : start + self.batch])
+            for start in range(0, self.members, self.batch)
+            if any(len(q.order) for q in queues[start : start + self.batch])
+        ]
+        if groups:
+            lanes = self._lanes(groups, sampling, out)
+            run_lanes(lanes, max(1, self.threads // len(lanes)), on_progress)
+        return [[c for c in answers if c is not None] for answers in out]
+
+    def _lanes(
+        self,
+        groups: Sequence[tuple[int, Sequence[Queue]]],
+        sampling: Sampling,
+        out: list[list[Completion | None]],
+    ) -> list[list[Job]]:
+        """Whole groups where they go round, else equal shares of each group, none below 16 rows a member."""
+        lanes = self.threads
+        rows = max(len(q.order) for _, queues in groups for q in queues)
+        parts = 1 if len(groups) >= lanes else min(-(-lanes // len(groups)), max(1, rows // ROW_MULTIPLE))
+        work = [
+            (start, [q.share(i, parts) for q in queues]) for start, queues in groups for i in range(parts)
+        ]
+        lanes = min(lanes, len(work))
+        return [
+            [self._job(lane, lanes, *job, sampling, out) for job in work[lane::lanes]]
+            for lane in range(lanes)
+        ]
+
+    def _job(
+        self, lane: int, lanes: int, start: int, queues: Sequence[Queue], sampling: Sampling,
+        out: list[list[Completion | None]],
+    ) -> Job:  # fmt: skip
+        """Run some queues of the members from `start` and put their completions where they belong."""
+
+        def job(report: OnProgress, stop: threading.Event) -> None:
+            slots = self._slots(queues, sampling.max_new_tokens, lanes)
+            schedule = Schedule(self._runner(start, len(queues), lane), queues, sampling, self.eos, slots)
+            schedule.run(report, stop)
+            for member, queue in enumerate(queues):
+                for request, completion in zip(
+                    queue.order, schedule.results.completions(member), strict=True
+                ):
+                    out[start + member][request] = completion
+
+        return job
 
     def conditions(self) -> dict[str, Any]:
         """JSON: what a result from this engine is tied to."""
@@ -115,7 +158,7 @@ class TorchEngine:
             "kernels": "compiled" if self.compiled else "portable",
             "torch": torch.__version__,
             "isa": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
+            "threads": self.threads,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             "members": self.members,
@@ -124,16 +167,26 @@ class TorchEngine:
             "self_test": self.report,
         }
 
-    def _runner(self, start: int) -> Runner:
-        if start not in self._runners:
-            kind = CompiledRunner if self.compiled else PortableRunner
-            self._runners[start] = kind(self.buffers.members(slice(start, start + self.batch)), self.context)
-        return self._runners[start]
+    def _runner(self, start: int, members: int, lane: int) -> Runner:
+        buffers = self.buffers.members(slice(start, start + members))
+        if self.compiled:
+            return CompiledRunner(buffers, self._rope(), self._spaces.setdefault(lane, Spaces()))
+        return PortableRunner(buffers, self._rope())
 
-    def _slots(self, queues: Sequence[Queue], sampling: Sampling) -> int:
-        """Rows a member, no more than the cache's bytes allow."""
-        longest = max(len(p) for q in queues for p in q.prompts) + sampling.max_new_tokens
-        each = Cache.bytes_per_slot(self.spec, longest, self.dtype.itemsize) * len(queues)
+    def _rope(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._tables is None:
+            self._tables = rope_tables(self.spec, self.context, self.device)
+        return self._tables
+
+    def _slots(self, queues: Sequence[Queue], new: int, lanes: int) -> int:
+        """Rows a member: no more than `cache_bytes` hold, each with its sequence and one loaded prompt."""
+        prompt = max((len(p) for q in queues for p in q.prompts), default=1)
+        positions = (prompt + new, prompt)
+        each = (
+            sum(Cache.bytes_per_slot(self.spec, n, self.dtype.itemsize) for n in positions)
+            * len(queues)
+            * lanes
+        )
         return max(ROW_MULTIPLE, min(self.slots, self.cache_bytes // each // ROW_MULTIPLE * ROW_MULTIPLE))
 
 
@@ -174,10 +227,3 @@ def _queues(requests: Sequence[Sequence[Request]]) -> list[Queue]:
     """One queue a member; lists shared by members are read once."""
     seen: dict[int, Queue] = {}
     return [seen[id(r)] if id(r) in seen else seen.setdefault(id(r), Queue.of(r)) for r in requests]
-
-
-def _shifted(on_progress: OnProgress | None, base: tuple[int, int]) -> OnProgress | None:
-    if on_progress is None:
-        return None
-    report = on_progress
-    return lambda completions, tokens: report(base[0] + completions, base[1] + tokens)

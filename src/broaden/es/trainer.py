@@ -140,6 +140,7 @@ def _measurements(
         "reward_min": min(scorable, default=None),
         "reward_max": max(scorable, default=None),
         "accuracy": sum(scores) / len(scores) if scores else None,
+        "rollouts": count,
         "unscored": count - len(scores),
         "unscored_members": len(rewards) - len(scorable),
         "truncated": sum(r.truncated for r in results) / count if count else None,

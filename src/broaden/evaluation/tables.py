@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from broaden.evaluation.compare import Comparison
 from broaden.evaluation.summary import ArmSummary
@@ -12,6 +12,7 @@ from broaden.metrics.intervals import Interval
 if TYPE_CHECKING:
     from rich.table import Table
 
+T = TypeVar("T")
 PLAIN = {"length", "entropy", "drift"}
 
 
@@ -46,6 +47,12 @@ def arms_table(
     for name in names:
         table.add_row(name, *(format_value(name, arm.metrics.get(name)) for arm in arms.values()))
     return table
+
+
+def in_groups(arms: Mapping[str, T], size: int = 4) -> list[dict[str, T]]:
+    """Consecutive arms or pairs, at most `size` together: as many as a terminal shows side by side."""
+    items = list(arms.items())
+    return [dict(items[i : i + size]) for i in range(0, len(items), size)]
 
 
 def paired_table(

@@ -1,6 +1,7 @@
 """Plain values of a GRPO stage, and the named sets of them that papers and libraries use.
 
-Not here: a sentence on each field for users (`config.schema`), the arithmetic (`advantage`, `loss`).
+Not here: a sentence on each field for users (`config.schema`), the presets' values (`config.presets`), the
+arithmetic (`advantage`, `loss`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from broaden.config.presets import GRPO
 from broaden.errors import ConfigError
 from broaden.grpo.advantage import Scale
 from broaden.grpo.loss import Aggregation, Estimator, GradientForm, LossSettings
@@ -125,36 +127,8 @@ class GrpoSettings:
         return self.learning_rate * factor(self.schedule, step, self.updates, warmup=self.warmup, final=final)
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # arXiv 2608.27351: unit of the minibatch, KL estimator and gradient clipping are not stated there (ours).
-    "paper": {
-        "prompts": 64, "group": 8, "temperature": 1.0, "max_new_tokens": 2048,
-        "minibatch": 32, "minibatch_unit": "prompts", "inner": 1, "micro_batch": 2,
-        "scale": "population", "scale_eps": 0.0, "aggregation": "sequence", "clip_low": 0.2, "clip_high": 0.2,
-        "kl": 0.001, "kl_estimator": "k3", "kl_gradient": "value", "learning_rate": 1e-6, "schedule": "constant",
-    },
-    # TRL 1.16 GRPOConfig: loss_type "dapo", beta 0, scale_rewards "group" (sample deviation + 1e-4), HF's linear
-    # schedule, gradient norm 1; use_bias_correction_kl multiplies the KL estimate by the ratio.
-    "trl": {
-        "group": 8, "temperature": 1.0, "max_new_tokens": 512, "minibatch": None, "inner": 1,
-        "scale": "sample", "scale_eps": 1e-4, "aggregation": "token", "clip_low": 0.2, "clip_high": 0.2,
-        "kl": 0.0, "kl_estimator": "k3", "kl_gradient": "ratio", "mask_truncated": False,
-        "learning_rate": 1e-6, "schedule": "linear", "learning_rate_end": 0.0, "clip": 1.0,
-    },
-    # DAPO (arXiv 2503.14476): clip-higher, token mean, no KL, overlong filtering, 16 steps of 512 responses.
-    # Its dynamic sampling (drawing again until every group is informative) is not part of it here.
-    "dapo": {
-        "prompts": 512, "group": 16, "temperature": 1.0, "minibatch": 512, "minibatch_unit": "responses", "inner": 1,
-        "scale": "sample", "scale_eps": 1e-6, "aggregation": "token", "clip_low": 0.2, "clip_high": 0.28,
-        "kl": 0.0, "mask_truncated": True, "learning_rate": 1e-6, "schedule": "constant", "warmup": 20,
-    },
-    # Dr. GRPO (arXiv 2503.20783): no deviation, no length normalisation, no KL.
-    "dr": {
-        "group": 8, "temperature": 1.0, "minibatch": None, "inner": 1,
-        "scale": "none", "aggregation": "constant", "clip_low": 0.2, "clip_high": 0.2,
-        "kl": 0.0, "learning_rate": 1e-6, "schedule": "constant",
-    },
-}  # fmt: skip
+PRESETS = GRPO
+"""By name; `config.presets` says where each comes from."""
 
 
 def preset(name: str, **changes: Any) -> GrpoSettings:

@@ -65,6 +65,7 @@ def rollout_values(rollouts: Rollouts, advantages: Advantages, masked: int) -> V
         "unscored": advantages.unscored,
         "masked": masked,
         "groups": advantages.groups,
+        "rollouts": len(rollouts.verdicts),
         "informative": advantages.informative / advantages.groups if advantages.groups else None,
         "informative_chance": informative_share_by_chance(
             rollouts.rewards, [int(g) for g in rollouts.groups_R]

@@ -11,7 +11,7 @@ from broaden.ledger.flops import (
     grpo_paper,
     sft_full,
 )
-from broaden.ledger.memory import MemoryPlan, plan_es, plan_eval, plan_grpo
+from broaden.ledger.memory import MemoryPlan, plan_es, plan_eval, plan_grpo, plan_sft
 
 __all__ = [
     "Budget",
@@ -32,5 +32,6 @@ __all__ = [
     "plan_es",
     "plan_eval",
     "plan_grpo",
+    "plan_sft",
     "sft_full",
 ]

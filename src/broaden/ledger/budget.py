@@ -87,6 +87,7 @@ class GrpoPlan(Record):
     response_tokens: float
     kl: bool = True
     old_pass: bool = False
+    inner: int = 1
 
     def budget(self, size: ModelSize) -> Budget:
         """Updates, tokens and FLOPs of the whole stage."""

@@ -108,10 +108,12 @@ def grpo_full(
     response_tokens: float,
     kl: bool = True,
     old_pass: bool = False,
+    inner: int = 1,
 ) -> Flops:
     """GRPO with what it really runs.
 
     Args:
+        inner: passes over a batch (each a forward and a backward one).
         kl: a KL term with a coefficient above zero: the reference pass is made. At zero it is not needed.
         old_pass: a pass of its own for pi_old (off-policy minibatches without the sampler's log-probabilities).
     """
@@ -119,13 +121,14 @@ def grpo_full(
     rollout = _rollout(size, updates * prompts, responses, prompt_tokens, response_tokens)
     tokens = responses * (prompt_tokens + response_tokens)
     forward = 2.0 * size.parameters * tokens
-    passes = 3 + int(kl) + int(old_pass)  # a forward, a backward of two forwards' cost, and the extra ones
+    # a forward, a backward of two forwards' cost, and the extra ones
+    passes = 3 * inner + int(kl) + int(old_pass)
     attention = passes * responses * attention_flops(size, 0.0, prompt_tokens + response_tokens)
     return rollout + Flops(
-        policy=forward,
+        policy=inner * forward,
         old_policy=forward if old_pass else 0.0,
         reference=forward if kl else 0.0,
-        backward=2.0 * forward,
+        backward=2.0 * inner * forward,
         attention=attention,
     )
 

@@ -115,7 +115,9 @@ def plan_grpo(
     context: int,
     micro_batch: int,
     dtype: DType = "float32",
-    kl: bool = True,
+    compute: DType = "float32",
+    anchor: bool = True,
+    stage_start: bool = False,
     logit_rows: int = 1024,
     checkpointing: bool = False,
 ) -> MemoryPlan:
@@ -123,29 +125,63 @@ def plan_grpo(
 
     Args:
         micro_batch: sequences of `context` tokens in a backward pass.
-        kl: a copy of the reference weights is kept.
+        dtype, compute: type of the rollouts' working copy, and of the forward and backward passes.
+        anchor: theta_0 is kept (drift, and the KL term's reference where that is theta_0).
+        stage_start: another reference is kept beside it.
         logit_rows: tokens whose logits exist at once (losses are computed in chunks).
         checkpointing: only layer inputs are kept.
     """
-    size, tokens = BYTES[dtype], micro_batch * context
-    inner = shape.hidden if checkpointing else layer_activation_width(shape)
     return MemoryPlan(
         {
             "master (fp32)": 4 * parameters,
             "AdamW moments (fp32)": 8 * parameters,
-            "reference": parameters * size if kl else 0,
-            "working copy": parameters * size if size != 4 else 0,
+            "anchor theta_0 (fp32)": 4 * parameters if anchor else 0,
+            "reference (fp32)": 4 * parameters if stage_start else 0,
+            "working copy": parameters * BYTES[dtype],
         },
         {
             "rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype),
-            "training": {
-                "gradients (fp32)": 4 * parameters,
-                "activations": tokens * shape.layers * inner * size
-                + (tokens * layer_activation_width(shape) * size if checkpointing else 0),
-                "logits and their gradient": 3 * 4 * min(logit_rows, tokens) * shape.vocab,
-            },
+            "training": _training(
+                shape, parameters, micro_batch * context, compute, logit_rows, checkpointing
+            ),
         },
     )
+
+
+def plan_sft(
+    shape: Shape,
+    parameters: int,
+    *,
+    micro_batch: int,
+    context: int,
+    noisy: bool = False,
+    logit_rows: int = 1024,
+) -> MemoryPlan:
+    """A warm start with AdamW in fp32; `noisy`: the passes see a noisy copy of the weights."""
+    return MemoryPlan(
+        {
+            "master (fp32)": 4 * parameters,
+            "AdamW moments (fp32)": 8 * parameters,
+            "anchor theta_0 (fp32)": 4 * parameters,
+            "noisy copy (fp32)": 4 * parameters if noisy else 0,
+        },
+        {"training": _training(shape, parameters, micro_batch * context, "float32", logit_rows, False)},
+    )
+
+
+def _training(
+    shape: Shape, parameters: int, tokens: int, compute: DType, logit_rows: int, checkpointing: bool
+) -> dict[str, int]:
+    """What a forward and backward pass over `tokens` tokens holds."""
+    size = BYTES[compute]
+    inner = shape.hidden if checkpointing else layer_activation_width(shape)
+    return {
+        "gradients (fp32)": 4 * parameters,
+        "weights cast for the passes": parameters * size if size != 4 else 0,
+        "activations": tokens * shape.layers * inner * size
+        + (tokens * layer_activation_width(shape) * size if checkpointing else 0),
+        "logits and their gradient": 3 * 4 * min(logit_rows, tokens) * shape.vocab,
+    }
 
 
 def rollout_bytes(shape: Shape, *, slots: int, context: int, dtype: DType) -> dict[str, int]:

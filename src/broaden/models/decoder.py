@@ -41,7 +41,9 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
     slow = torch.where(wavelength > scaling.original_positions / low, plain / scaling.factor, plain)
     blend = (scaling.original_positions / wavelength - low) / (high - low)
     blended = (1 - blend) * slow / scaling.factor + blend * slow
-    between = (wavelength >= scaling.original_positions / high) & (wavelength <= scaling.original_positions / low)
+    between = (wavelength >= scaling.original_positions / high) & (
+        wavelength <= scaling.original_positions / low
+    )
     return torch.where(between, blended, slow)
 
 
@@ -63,9 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
-def forward(
-    spec: ModelSpec, weights: Weights, ids_BT: Tensor, *, checkpoint_layers: bool = False
-) -> Tensor:
+def forward(spec: ModelSpec, weights: Weights, ids_BT: Tensor, *, checkpoint_layers: bool = False) -> Tensor:
     """Final normed hidden states [B, T, hidden] of right-padded token ids [B, T] (int64).
 
     Args:
@@ -104,7 +104,8 @@ def _attention(spec: ModelSpec, weights: Weights, prefix: str, x: Tensor, cos: T
     """Causal grouped-query attention of normed x [B, T, hidden]."""
     rows, length, _ = x.shape
     q, k, v = (
-        _project(weights, f"{prefix}self_attn.{name}_proj", x).view(rows, length, -1, spec.head_dim) for name in "qkv"
+        _project(weights, f"{prefix}self_attn.{name}_proj", x).view(rows, length, -1, spec.head_dim)
+        for name in "qkv"
     )
     if spec.qk_norm:
         q = rms_norm(q, weights[prefix + "self_attn.q_norm.weight"], spec.norm_eps)

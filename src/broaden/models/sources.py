@@ -89,6 +89,21 @@ def resolve(source: str | Path) -> Path:
     )
 
 
+def at_hand(source: str) -> Path | None:
+    """The local folder of a source that lies on this machine already, None where it would have to be fetched.
+
+    Raises what `resolve` does for a source that is none (no such folder, an unknown scheme).
+    """
+    scheme, separator, name = source.partition(":")
+    if source == f"pypi:{SMOLLM2}":
+        folder = _smollm2_folder()
+        return folder if folder.is_dir() else None
+    hub = name if separator and scheme == "hub" else source
+    if Path(source).expanduser().is_dir() or not _HUB_NAME.fullmatch(hub):
+        return resolve(source)
+    return _hub_snapshot(hub)
+
+
 def cache_root() -> Path:
     """BROADEN_CACHE, else ~/.cache/broaden (XDG_CACHE_HOME is heeded)."""
     if named := os.environ.get("BROADEN_CACHE"):
@@ -165,6 +180,20 @@ def _from_hub(name: str) -> Path:
             "check name and network (a gated model needs `hf auth login`), or give a folder that you copied here",
         ) from error
     return Path(str(folder))
+
+
+def _hub_snapshot(name: str) -> Path | None:
+    """The cached snapshot of a hub name, if it holds weights."""
+    import huggingface_hub
+
+    repo, _, revision = name.partition("@")
+    try:
+        found = Path(
+            huggingface_hub.snapshot_download(repo, revision=revision or None, local_files_only=True)
+        )
+    except Exception:  # the hub client raises its own and the system's errors: not cached
+        return None
+    return found if any(found.glob("*.safetensors")) else None
 
 
 def _hub_cached() -> list[tuple[str, Path]]:

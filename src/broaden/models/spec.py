@@ -123,7 +123,11 @@ class ModelSpec:
         if self.qk_norm:
             out |= {f"{prefix}self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         out[f"{prefix}post_attention_layernorm.weight"] = (self.hidden,)
-        mlp = {"gate": (self.ffn, self.hidden), "up": (self.ffn, self.hidden), "down": (self.hidden, self.ffn)}
+        mlp = {
+            "gate": (self.ffn, self.hidden),
+            "up": (self.ffn, self.hidden),
+            "down": (self.hidden, self.ffn),
+        }
         for name, shape in mlp.items():
             out[f"{prefix}mlp.{name}_proj.weight"] = shape
             if self.mlp_bias:
@@ -178,7 +182,9 @@ def _head_dim(config: Mapping[str, Any], kind: str, hidden: int, heads: int, opt
         return hidden // heads
     if optional:
         return 0
-    raise ModelError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is not given")
+    raise ModelError(
+        f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is not given"
+    )
 
 
 def _reason(config: Mapping[str, Any], kind: str) -> str:
@@ -220,7 +226,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None, str]:
     if kind == "linear":
         return theta, RopeScaling("linear", float(given["factor"])), ""
     if kind == "llama3":
-        original = given.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 8192
+        original = (
+            given.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 8192
+        )
         return theta, RopeScaling(
             "llama3", float(given["factor"]), float(given["low_freq_factor"]),
             float(given["high_freq_factor"]), int(original),

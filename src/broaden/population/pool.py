@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 from broaden.errors import DivergedError, WorkerError
 from broaden.population.base import OnProgress, Prompt, Weights
 from broaden.population.host import HostSettings, prompts_to_json
-from broaden.population.shared import entries_to_json, layout, map_center, shared_folder
+from broaden.population.shared import entries_to_json, layout, map_center, shared_file
 from broaden.population.wire import receive, send
 
 RESTARTS = 3
@@ -33,12 +32,13 @@ class WorkerPool:
         self, settings: HostSettings, prompts: Sequence[Prompt], like: Weights, workers: int
     ) -> None:
         self.settings, self.prompts, self.count = settings, prompts, workers
-        self.folder = shared_folder()
         self.entries, self.total = layout(like)
-        self.center = map_center(self.folder / "center.f32", self.entries, self.total, create=True)
+        self.file = shared_file(self.total)
+        self.center = map_center(self.file.fileno(), self.entries, self.total, write=True)
         self.workers: list[Worker] = []
         try:
-            self.workers = [Worker(self._opening()) for _ in range(workers)]
+            for _ in range(workers):
+                self.workers.append(self._start())
             for worker in self.workers:
                 worker.wait_ready()
         except BaseException:
@@ -52,7 +52,7 @@ class WorkerPool:
     def restart(self, index: int) -> None:
         """Replace a dead worker."""
         self.workers[index].stop()
-        self.workers[index] = Worker(self._opening())
+        self.workers[index] = self._start()
         self.workers[index].wait_ready()
 
     def conditions(self) -> dict[str, object]:
@@ -64,24 +64,25 @@ class WorkerPool:
         for worker in self.workers:
             worker.stop()
         self.workers = []
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.file.close()
 
-    def _opening(self) -> Message:
-        return {
+    def _start(self) -> Worker:
+        opening = {
             "settings": self.settings.to_json(), "prompts": prompts_to_json(self.prompts),
             "entries": entries_to_json(self.entries), "total": self.total,
-            "center": str(self.folder / "center.f32"),
+            "center": self.file.fileno(),
         }  # fmt: skip
+        return Worker(opening, self.file.fileno())
 
 
 class Worker:
     """One process and its pipes."""
 
-    def __init__(self, opening: Message) -> None:
+    def __init__(self, opening: Message, shared: int) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "broaden.population.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True, pass_fds=(shared,),
         )  # fmt: skip
         self.conditions: dict[str, object] = {}
         self.told: Message = {}

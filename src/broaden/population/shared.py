@@ -1,17 +1,22 @@
-"""The center in a file that processes map: every worker reads the same bytes, none of them writes."""
+"""The center in a file that processes map: every worker reads the same bytes, none of them writes.
+
+The file has no name: workers inherit its descriptor, and the system frees it when the last process that has
+it open ends, however that ends. Not here: when it is written and read (`processes`, `worker`).
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
 import torch
 
+from broaden.errors import StoreError
 from broaden.population.base import Weights
 
 ALIGN = 64
@@ -26,10 +31,31 @@ class Entry:
     shape: tuple[int, ...]
 
 
-def shared_folder() -> Path:
-    """A new folder in shared memory where the system has one, else among temporary files."""
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="broaden-", dir=parent))
+def shared_file(total: int) -> IO[bytes]:
+    """A nameless file for `total` float32: in shared memory where the system has enough, else on the disk.
+
+    Its blocks are taken now: writing to a mapping that outgrows a full device would end the process.
+    """
+    for parent in ("/dev/shm", None):
+        if parent is not None and not os.access(parent, os.W_OK):
+            continue
+        file = tempfile.TemporaryFile(prefix="broaden-", dir=parent)
+        try:
+            if sys.platform == "linux":
+                os.posix_fallocate(file.fileno(), 0, size_of(total))
+            file.truncate(size_of(total))
+            return file
+        except OSError:
+            file.close()
+    raise StoreError(
+        f"no room for the {size_of(total):,} bytes of shared weights in /dev/shm or {tempfile.gettempdir()}",
+        "free some, or set TMPDIR to a folder with room",
+    )
+
+
+def size_of(total: int) -> int:
+    """Bytes of the file; never 0, which could not be mapped."""
+    return 4 * max(total, 1)
 
 
 def layout(center: Weights) -> tuple[list[Entry], int]:
@@ -41,10 +67,13 @@ def layout(center: Weights) -> tuple[list[Entry], int]:
     return entries, at
 
 
-def map_center(path: Path, entries: list[Entry], total: int, *, create: bool = False) -> Weights:
-    """Float32 tensors over the file; written only by the process that created it."""
-    flat = np.memmap(path, dtype=np.float32, mode="w+" if create else "c", shape=(max(total, 1),))
-    tensor = torch.from_numpy(flat)
+def map_center(descriptor: int, entries: list[Entry], total: int, *, write: bool = False) -> Weights:
+    """Float32 tensors over the file; written only by the process that created it.
+
+    Without `write` the pages are private: what this process wrote would stay its own.
+    """
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_COPY
+    tensor = torch.frombuffer(mmap.mmap(descriptor, size_of(total), access=access), dtype=torch.float32)
     return {e.name: tensor[e.offset : e.offset + prod(e.shape)].view(e.shape) for e in entries}
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from broaden.errors import DivergedError, WorkerError
@@ -31,7 +30,7 @@ class Server:
         self.host: LocalPopulation = build_host(
             HostSettings(**opening["settings"]), prompts_from_json(opening["prompts"])
         )
-        self.center = Path(opening["center"])
+        self.center: int = opening["center"]
         self.entries: list[Entry] = entries_from_json(opening["entries"])
         self.total: int = opening["total"]
         self.names: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broaden import tasks
+from broaden.engines.build import DTYPES, KINDS
 from broaden.errors import MissingFileError, UsageError
 from broaden.evaluation import conditions, evaluate
 from broaden.models.checkpoint import Model, Weights, load_model
@@ -42,6 +44,17 @@ class EvalSettings:
     dtype: str = "float32"
     slots: int | None = None
     workers: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises UsageError before anything is loaded."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(
+                f"the temperature is a number from 0 on, got {self.temperature}", "--temperature 0.6"
+            )
+        if self.dtype not in DTYPES:
+            raise UsageError(f"dtype is one of {', '.join(DTYPES)}; got {self.dtype!r}", "--dtype float32")
+        if self.engine not in KINDS:
+            raise UsageError(f"engine is one of {', '.join(KINDS)}; got {self.engine!r}", "--engine auto")
 
     def sampling(self, temperature: float | None = None) -> Sampling:
         """How completions are drawn; the exact token entropy is always recorded."""
@@ -78,6 +91,7 @@ class Evaluator:
 
     def __init__(self, source: str, settings: EvalSettings) -> None:
         self.settings = settings
+        self.device = pick_device(settings.device)
         self.task = tasks.get(settings.task)
         data = Path(settings.data) if settings.data is not None else None
         split = settings.split or self.task.default_split
@@ -145,7 +159,7 @@ class Evaluator:
         s = self.settings
         if self.sampler is None:
             host = sampler_settings(
-                self.folder, s.task, engine=s.engine, dtype=s.dtype, device=pick_device(s.device), slots=s.slots,
+                self.folder, s.task, engine=s.engine, dtype=s.dtype, device=self.device, slots=s.slots,
                 max_context=self.longest + s.max_new_tokens,
             )  # fmt: skip
             self.sampler = Sampler(host, weights, s.workers)

@@ -23,11 +23,13 @@ from broaden.errors import BroadenError, Interrupted, ResumeError, StoreError
 from broaden.es import check_collapse
 from broaden.es.trainer import SIGNAL
 from broaden.evaluation.sampling import problems_fingerprint
+from broaden.ledger.budget import Budget
 from broaden.loggers import Loggers, Tracker, open_loggers
 from broaden.metrics.signal import Signal, pool
 from broaden.perturb import NOISE_VERSION, center_hash, replay
 from broaden.records import StepRecord
 from broaden.runs import checkpoints
+from broaden.runs.account import hand_over, is_over, spent, stage_ends, stages_so_far
 from broaden.runs.checkpoints import Position
 from broaden.runs.events import Silent, Watcher
 from broaden.runs.interrupt import Interrupts
@@ -58,6 +60,7 @@ def train(config: RunConfig, out: Path, *, watcher: Watcher | None = None) -> Ru
         Interrupted: after Ctrl-C or SIGTERM, with everything saved.
         DivergedError: weights or rewards left what training can mend; the log and checkpoints are intact.
     """
+    RunDir.check_free(out)
     prepared = prepare(config)
     run = RunDir.create(out, manifest(prepared), to_toml(config))
     return _Run(run, prepared, watcher or Silent()).go()
@@ -101,7 +104,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "bad_rows": [[b.id, b.reason] for b in prepared.loaded.bad[:100]],
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "device": prepared.device, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "status": "running",
-        "hand_over": "weights carried; optimiser fresh; schedules restart; drift measured from theta_0",
+        "stages": hand_over(prepared.config),
         "stage_seeds": [stage_seed(prepared.config.seed, i) for i in range(len(prepared.config.stages))],
     }  # fmt: skip
 
@@ -125,7 +128,8 @@ class _Run:
         self.run, self.prepared, self.watcher = run, prepared, watcher
         self.config = prepared.config
         self.origin = prepared.model.weights
-        self.ends = stage_ends(self.config)
+        self.ends: list[int] = []
+        self.spent = Budget()
         self.began = time.monotonic()
         self.rewards: list[float] = []
         self.signals: Signal | None = None
@@ -135,7 +139,7 @@ class _Run:
 
     def go(self) -> RunResult:
         """Run what is left."""
-        if self.at.step == self.ends[-1]:
+        if self._finished():
             self.watcher.note(f"{self.run.path} is finished: {self.at.step} updates, nothing left to do")
         with self.interrupts:
             try:
@@ -156,6 +160,10 @@ class _Run:
             self.run.path, folder, self.at.step, self.at.center_hash, time.monotonic() - self.began
         )
 
+    def _finished(self) -> bool:
+        last = len(self.config.stages) - 1
+        return self.at.stage > last or (self.at.stage == last and is_over(self.config, last, self.spent))
+
     def _self_test(self) -> None:
         """Prove once that batching changes no bit on this machine, and record it. Raises ExactnessError."""
         left = self.config.stages[self.at.stage :]
@@ -165,13 +173,18 @@ class _Run:
         own = self.prepared.model.spec.family != "other" and self.config.engine.kind != "generate"
         if not (self.config.engine.self_test and rolls_out and own):
             return
-        report = self_test(dtype=DTYPES[self.config.model.dtype], device=self.prepared.device, threads=1)
+        threads = 1 if self.config.population.workers > 1 else None  # None: as many as this process uses
+        dtype = DTYPES[self.config.model.dtype]
+        report = self_test(self.prepared.model.spec, dtype, threads, device=self.prepared.device)
         self.run.amend_manifest(self_test=report.to_json())
         report.require()
 
     def _set_status(self, status: str) -> None:
         try:
-            self.run.amend_manifest(status=status, steps=self.at.step, center_hash=self.at.center_hash)
+            stages = stages_so_far(self.config, self.run.records())
+            self.run.amend_manifest(
+                status=status, steps=self.at.step, center_hash=self.at.center_hash, stages=stages
+            )
         except StoreError as error:
             self.watcher.note(f"the manifest could not be written: {error.message}")
 
@@ -190,12 +203,15 @@ class _Run:
         try:
             with self._loggers() as loggers, self.run.seedlog_file() as seedlog:
                 prober.probe(self.center, self.at.step, self._progress)
-                for record in active.records:
+                over = is_over(self.config, self.at.stage, self.spent)  # killed after its last update
+                for record in () if over else active.records:
                     self._log(record, stage, loggers, seedlog)
                     prober.probe(self.center, self.at.step, self._progress)
                     if self.config.checkpoint.every and self.at.step % self.config.checkpoint.every == 0:
                         self._save(active)
                     self.interrupts.check()
+                    if is_over(self.config, self.at.stage, self.spent):
+                        break
         except Interrupted:
             self._save(active)
             raise
@@ -240,6 +256,7 @@ class _Run:
         if line is not None:
             seedlog.append({"step": step, "stage": index, "line": line})
         self.at = Position(step + 1, index, record.step + 1, digest)
+        self.spent += spent([stored])
         self.watcher.step(stored)
         reward = record.values.get("reward")
         if isinstance(stage, EsStage) and reward is not None:
@@ -271,7 +288,7 @@ class _Run:
 
     @property
     def ends_set(self) -> frozenset[int]:
-        """Steps at which a stage ends: their checkpoints are kept."""
+        """Steps at which a stage has ended: their checkpoints are kept."""
         return frozenset(self.ends)
 
     def _finish_stage(self) -> None:
@@ -279,8 +296,13 @@ class _Run:
 
         (A periodic checkpoint of the same step says "stage i, all done", which resumes to the same place.)
         """
+        if self.spent.updates < self.config.stages[self.at.stage].updates:
+            self.watcher.note(
+                f"stage {self.at.stage} ends: its share of the budget is used up ({_text(self.spent)})"
+            )
         self.at = Position(self.at.step, self.at.stage + 1, 0, self.at.center_hash)
-        self.rewards, self.signals = [], None
+        self.ends.append(self.at.step)
+        self.rewards, self.signals, self.spent = [], None, Budget()
         self._commit(None)
 
     def _restore(self) -> tuple[Weights, Position]:
@@ -295,7 +317,10 @@ class _Run:
             self.watcher.note(f"replayed {len(lines)} updates from the seed log; at update {at.step}")
         for message in self.run.truncate_logs(at.step):
             self.watcher.note(message)
-        records = [r for r in self.run.records() if r.values.get("stage") == at.stage]
+        logged = self.run.records()
+        self.ends = stage_ends(self.config, logged, at.stage)[: at.stage]
+        records = [r for r in logged if r.values.get("stage") == at.stage]
+        self.spent = spent(records)
         self.rewards = [float(x) for r in records if (x := r.values.get("reward")) is not None]
         signals = [found for r in records if (found := signal_of(r)) is not None]
         self.signals = pool(signals) if signals else None
@@ -311,13 +336,11 @@ class _Run:
         return center, Position(0, 0, 0, center_hash(center))
 
 
-def stage_ends(config: RunConfig) -> list[int]:
-    """Global step at which each stage ends."""
-    ends, at = [], 0
-    for stage in config.stages:
-        at += stage.updates
-        ends.append(at)
-    return ends
+def _text(budget: Budget) -> str:
+    return (
+        f"{budget.updates} updates, {budget.tokens:,} tokens, {budget.flops_paper:.3g} FLOPs by the paper's ledger, "
+        f"{budget.flops_full:.3g} by the full one, {budget.seconds:,.1f} s"
+    )
 
 
 def signal_of(record: StepRecord) -> Signal | None:
@@ -330,4 +353,4 @@ def _replayable(stage: object) -> bool:
     return isinstance(stage, EsStage) and stage.precision == "fp32_master"
 
 
-__all__ = ["RunResult", "manifest", "resume", "stage_ends", "stored_config", "train"]
+__all__ = ["RunResult", "manifest", "resume", "stored_config", "train"]

@@ -1,46 +1,132 @@
-"""What a run would take, by arithmetic and without running it: memory, tokens, FLOPs."""
+"""What a run would take, by arithmetic and without running it: memory, tokens, FLOPs by both ledgers, time.
+
+Nothing is fetched. Where the model is not on this machine its shapes are used (`models.known`), and where the data or
+the tokenizer is not, assumed prompt lengths, which the plan states. Not here: how FLOPs and bytes are counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from broaden.config import EsStage, RunConfig
+from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
+from broaden.config.presets import GRPO
 from broaden.engines.torch_engine import default_slots
-from broaden.ledger.flops import ModelSize, es_full, es_paper
-from broaden.ledger.memory import MemoryPlan, plan_es
-from broaden.population.host import HostSettings
-from broaden.runs.prepare import Prepared, host_settings, prepare
+from broaden.errors import UnreachableError, UsageError
+from broaden.grpo.settings import differences
+from broaden.ledger.budget import Budget, EsPlan, GrpoPlan
+from broaden.ledger.flops import ModelSize, sft_full
+from broaden.ledger.memory import MemoryPlan, plan_es, plan_grpo, plan_sft
+from broaden.models.known import spec_of
+from broaden.models.sources import at_hand
+from broaden.models.spec import ModelSpec
+from broaden.perturb import Selection
+from broaden.runs.prepare import (
+    Prepared,
+    load_task,
+    longest_response,
+    members_at_once,
+    model_folder,
+    pick_device,
+    prepare,
+)
+from broaden.runs.stages import grpo_settings, stage_seed
+from broaden.runs.traces import trace_lengths
+from broaden.tasks.base import Loaded
+from broaden.tasks.hub import nothing_fetched
+
+PROMPT_TOKENS, LONGEST_PROMPT = 150.0, 512
+"""Assumed where prompts can't be tokenised: mean and longest prompt, template included."""
+EXAMPLE_TOKENS = 256
+"""Assumed for a warm start's pairs, likewise."""
+LIBRARIES = ("trl", "verl")
+"""Whose defaults a GRPO stage is compared with."""
+Stage = EsStage | SftStage | GrpoStage
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the caller says of things that a plan cannot know.
+
+    Attributes:
+        prompt_tokens: mean prompt length, where it can't be measured.
+        response_tokens: mean response length; None: every response is as long as it may be.
+        tokens_per_second: decoding rate of the whole machine; None: no time is estimated.
+    """
+
+    prompt_tokens: float | None = None
+    response_tokens: float | None = None
+    tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of model and data. `by_shape`: the model is not on this machine, so no prompt was tokenised."""
+
+    spec: ModelSpec
+    parameters: int
+    largest_tensor: int
+    problems: int | None
+    bad_rows: int
+    prompt_tokens: float
+    longest_prompt: int
+    by_shape: bool
+    notes: tuple[str, ...] = ()
+    prepared: Prepared | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage: most rollouts and tokens, FLOPs by both ledgers if every response is as long as allowed."""
+    """One stage: what `planned` of its updates take (all of them, but where its share of the budget ends it before)."""
 
     algo: str
     updates: int
+    planned: int
     rollouts: int
-    most_tokens: int
-    flops_paper: float
+    optimizer_steps: int
+    response_tokens: float
+    tokens: int
+    flops_paper: float | None
     flops_full: float
+    seconds: float | None
     memory: MemoryPlan | None
+    differs: dict[str, dict[str, tuple[Any, Any]]]
 
     def to_json(self) -> dict[str, Any]:
         """JSON types."""
         return {
-            "algo": self.algo, "updates": self.updates, "rollouts": self.rollouts, "most_tokens": self.most_tokens,
-            "flops_paper": self.flops_paper, "flops_full": self.flops_full,
+            "algo": self.algo, "updates": self.updates, "planned_updates": self.planned, "rollouts": self.rollouts,
+            "optimizer_steps": self.optimizer_steps, "response_tokens": self.response_tokens, "tokens": self.tokens,
+            "flops_paper": self.flops_paper, "flops_full": self.flops_full, "seconds": self.seconds,
             "peak_bytes": self.memory.peak if self.memory else None,
+            "memory": [list(row) for row in self.memory.rows()] if self.memory else None,
+            "differs": {name: {k: list(v) for k, v in d.items()} for name, d in self.differs.items()},
         }  # fmt: skip
 
     def text(self) -> str:
         """A few lines for people."""
-        lines = [f"{self.algo}: {self.updates} updates"]
-        if self.rollouts:
+        cut = (
+            f", of which its share of the budget lasts for {self.planned}"
+            if self.planned < self.updates
+            else ""
+        )
+        lines = [f"{self.algo}: {self.updates} updates{cut}"]
+        paper = "" if self.flops_paper is None else f"{self.flops_paper:.3g} FLOPs by the paper's ledger, "
+        time = "" if self.seconds is None else f", {_duration(self.seconds)}"
+        if self.algo == "sft":
+            lines.append(f"  {self.tokens:,} training tokens, {self.flops_full:.3g} FLOPs{time}")
+        else:
             lines.append(
-                f"  {self.rollouts:,} rollouts, at most {self.most_tokens:,} tokens, {self.flops_paper:.3g} FLOPs by "
-                f"the paper's ledger, {self.flops_full:.3g} with prompts"
+                f"  {self.rollouts:,} rollouts of {self.response_tokens:g} tokens: {self.tokens:,} tokens, {paper}"
+                f"{self.flops_full:.3g} by the full one{time}; {self.optimizer_steps:,} optimiser steps"
             )
+        for name, differs in self.differs.items():
+            said = ", ".join(
+                f"{key} {_value(here)} ({_value(there)})" for key, (here, there) in differs.items()
+            )
+            lines.append(f"  differs from the defaults of {name} in: {said or 'nothing'}")
         if self.memory is not None:
             lines.append("  " + self.memory.table().replace("\n", "\n  "))
         return "\n".join(lines)
@@ -50,70 +136,274 @@ class StagePlan:
 class RunPlan:
     """The whole run."""
 
-    parameters: int
-    problems: int
-    bad_rows: int
-    longest_prompt: int
+    facts: Facts
     stages: tuple[StagePlan, ...]
+    assumed: Assumed
 
     def to_json(self) -> dict[str, Any]:
         """JSON types."""
+        f = self.facts
         return {
-            "parameters": self.parameters, "problems": self.problems, "bad_rows": self.bad_rows,
-            "longest_prompt": self.longest_prompt, "stages": [s.to_json() for s in self.stages],
+            "parameters": f.parameters, "by_shape": f.by_shape, "problems": f.problems, "bad_rows": f.bad_rows,
+            "prompt_tokens": f.prompt_tokens, "longest_prompt": f.longest_prompt, "notes": list(f.notes),
+            "tokens_per_second": self.assumed.tokens_per_second, "stages": [s.to_json() for s in self.stages],
+            "total": self._total(),
         }  # fmt: skip
+
+    def _total(self) -> dict[str, Any]:
+        seconds = [s.seconds for s in self.stages]
+        return {
+            "updates": sum(s.planned for s in self.stages),
+            "tokens": sum(s.tokens for s in self.stages),
+            "flops_paper": sum(s.flops_paper or 0.0 for s in self.stages),
+            "flops_full": sum(s.flops_full for s in self.stages),
+            "seconds": None if None in seconds else sum(s for s in seconds if s is not None),
+            "peak_bytes": max((s.memory.peak for s in self.stages if s.memory), default=None),
+        }
 
     def text(self) -> str:
         """For people."""
-        head = (
-            f"{self.parameters:,} parameters; {self.problems:,} problems ({self.bad_rows} bad rows left out), "
-            f"longest prompt {self.longest_prompt} tokens"
+        f = self.facts
+        known = (
+            "problems unknown"
+            if f.problems is None
+            else f"{f.problems:,} problems ({f.bad_rows} bad rows left out)"
         )
-        return "\n".join([head, *(f"stage {i}: {s.text()}" for i, s in enumerate(self.stages))])
+        head = [
+            f"{f.parameters:,} parameters; {known}, prompts of {f.prompt_tokens:.0f} tokens, "
+            f"the longest {f.longest_prompt}",
+            *(f"note: {note}" for note in f.notes),
+        ]
+        if self.assumed.response_tokens is None and any(s.rollouts for s in self.stages):
+            head.append(
+                "note: every response is taken to be as long as it may be (--response-tokens says otherwise)"
+            )
+        if self.assumed.tokens_per_second is not None:
+            head.append(
+                f"note: seconds = full ledger / (2 P x {self.assumed.tokens_per_second:g} tokens/s): all passes at the "
+                "rate of decoding, though prompts and training usually run faster"
+            )
+        total = self._total()
+        foot = (
+            f"in all: {total['updates']:,} updates, {total['tokens']:,} tokens, {total['flops_paper']:.3g} FLOPs by "
+            f"the paper's ledger, {total['flops_full']:.3g} by the full one"
+        )
+        foot += "" if total["seconds"] is None else f", {_duration(total['seconds'])}"
+        return "\n".join([*head, *(f"stage {i}: {s.text()}" for i, s in enumerate(self.stages)), foot])
 
 
-def plan(config: RunConfig) -> RunPlan:
-    """Load and check everything that the run would, and add up what it would take."""
-    prepared = prepare(config)
-    stages = tuple(
-        _es(prepared, stage)
-        if isinstance(stage, EsStage)
-        else StagePlan(stage.algo, stage.updates, 0, 0, 0, 0, None)
-        for stage in config.stages
-    )
+def plan(config: RunConfig, assumed: Assumed | None = None) -> RunPlan:
+    """Check what the run would, as far as it lies on this machine, and add up what it would take.
+
+    Raises:
+        UsageError: any mistake in the configuration, the model or the data that can be seen from here.
+    """
+    assumed = assumed or Assumed()
+    known = facts(config, assumed)
     return RunPlan(
-        prepared.model.parameters, len(prepared.loaded.problems), len(prepared.loaded.bad),
-        max(len(p.ids) for p in prepared.prompts), stages,
+        known, tuple(_stage(known, config, i, assumed) for i in range(len(config.stages))), assumed
+    )
+
+
+def facts(config: RunConfig, assumed: Assumed) -> Facts:
+    """What is known of model and data; nothing is fetched."""
+    pick_device(config.engine.device)
+    source = config.model.source
+    folder = model_folder(config) if source.startswith("init:") else at_hand(source)
+    with nothing_fetched():
+        try:
+            loaded: Loaded | None = load_task(config.task)
+            missing = ""
+        except UnreachableError as error:
+            loaded, missing = None, error.message
+        if folder is not None and loaded is not None:
+            try:
+                return _measured(prepare(config))
+            except UnreachableError as error:  # the probe's data
+                missing = error.message
+    spec = spec_of(str(folder) if folder is not None else source)
+    return _assumed(config, spec, loaded, missing, by_shape=folder is None, assumed=assumed)
+
+
+def _measured(prepared: Prepared) -> Facts:
+    lengths = [len(p.ids) for p in prepared.prompts]
+    return Facts(
+        prepared.model.spec, prepared.model.parameters, max(t.numel() for t in prepared.model.weights.values()),
+        len(prepared.loaded.problems), len(prepared.loaded.bad), sum(lengths) / len(lengths), max(lengths), False,
+        prepared=prepared,
     )  # fmt: skip
 
 
-def _es(prepared: Prepared, stage: EsStage) -> StagePlan:
-    updates = 0 if stage.control == "random_z" else stage.updates  # a random walk rolls nothing out
-    antithetic = stage.estimator == "antithetic"
-    rollouts = updates * stage.members * (2 if antithetic else 1) * stage.prompts * stage.samples
-    prompt_tokens = sum(len(p.ids) for p in prepared.prompts) / len(prepared.prompts)
-    parameters = prepared.model.parameters
-    paper = es_paper(
-        parameters, stage.max_new_tokens, updates=updates, members=stage.members,
-        prompts=stage.prompts * stage.samples, antithetic=antithetic,
+def _assumed(
+    config: RunConfig,
+    spec: ModelSpec,
+    loaded: Loaded | None,
+    missing: str,
+    *,
+    by_shape: bool,
+    assumed: Assumed,
+) -> Facts:
+    """Facts by the model's shapes, with assumed prompt lengths, stated in notes."""
+    shapes = spec.shapes()
+    for stage in config.stages:
+        if isinstance(stage, EsStage):
+            Selection(stage.include, stage.exclude).select(shapes)
+    mean = PROMPT_TOKENS if assumed.prompt_tokens is None else assumed.prompt_tokens
+    longest = max(LONGEST_PROMPT, math.ceil(mean))
+    response = longest_response(config)
+    if response >= spec.max_positions:
+        raise UsageError(
+            f"{response} new tokens pass the model's context of {spec.max_positions}, whatever the prompt",
+            "lower max_new_tokens, or take a model with a longer context",
+        )
+    notes = [f"assumed: prompts of {mean:g} tokens, the longest {longest}; nothing was tokenised"]
+    if missing:
+        notes.insert(0, missing)
+    if by_shape:
+        notes.insert(
+            0, f"{config.model.source} is not on this machine: the plan is by its shapes, nothing was loaded"
+        )
+    return Facts(
+        spec, spec.parameters, max(math.prod(shape) for shape in shapes.values()),
+        len(loaded.problems) if loaded else None, len(loaded.bad) if loaded else 0, mean, longest, by_shape,
+        tuple(notes),
     )  # fmt: skip
-    full = es_full(
-        ModelSize(parameters), updates=updates, members=stage.members, prompts=stage.prompts,
-        prompt_tokens=prompt_tokens, response_tokens=stage.max_new_tokens, samples=stage.samples, antithetic=antithetic,
-    )  # fmt: skip
+
+
+def _stage(known: Facts, config: RunConfig, index: int, assumed: Assumed) -> StagePlan:
+    """A stage's plan, over as many updates as its share of the budget lasts for."""
+    stage = config.stages[index]
+    if isinstance(stage, EsStage):
+        make = _es_costs(known, stage, assumed)
+    elif isinstance(stage, GrpoStage):
+        make = _grpo_costs(known, stage, assumed)
+    else:
+        make = _sft_costs(known, config, index)
+    full = make(stage.updates)
+    if assumed.tokens_per_second is not None:
+        full = _timed(full, known, assumed.tokens_per_second)
+    planned = _lasts(config, index, full)
+    found = make(planned)
+    if assumed.tokens_per_second is not None:
+        found = _timed(found, known, assumed.tokens_per_second)
+    return replace(found, updates=stage.updates, planned=planned, memory=_memory(known, config, index))
+
+
+def _lasts(config: RunConfig, index: int, full: StagePlan) -> int:
+    """Updates until the stage's share of the budget is used up, as they cost here."""
+    budget = config.budget
+    if budget is None or budget.total == "updates" or not full.updates:
+        return full.updates
+    total: float | None = getattr(full, budget.total)
+    if not total:  # no rate was given
+        return full.updates
+    share = budget.shares(len(config.stages))[index]
+    return min(full.updates, math.ceil(share / (total / full.updates)))
+
+
+def _timed(found: StagePlan, known: Facts, rate: float) -> StagePlan:
+    return replace(found, seconds=found.flops_full / (2.0 * known.parameters * rate))
+
+
+def _response(stage: EsStage | GrpoStage, assumed: Assumed) -> float:
+    limit = float(stage.max_new_tokens)
+    return limit if assumed.response_tokens is None else min(assumed.response_tokens, limit)
+
+
+def _es_costs(known: Facts, stage: EsStage, assumed: Assumed) -> Callable[[int], StagePlan]:
+    antithetic, walk = stage.estimator == "antithetic", stage.control == "random_z"
+    response = _response(stage, assumed)
+
+    def make(updates: int) -> StagePlan:
+        costed = EsPlan(
+            members=stage.members, prompts=stage.prompts, updates=0 if walk else updates,  # a walk rolls nothing out
+            prompt_tokens=known.prompt_tokens, response_tokens=response, samples=stage.samples, antithetic=antithetic,
+        )  # fmt: skip
+        rollouts = costed.updates * costed.evaluations * stage.prompts * stage.samples
+        return _plan("es", updates, rollouts, 0, response, costed.budget(ModelSize(known.parameters)))
+
+    return make
+
+
+def _grpo_costs(known: Facts, stage: GrpoStage, assumed: Assumed) -> Callable[[int], StagePlan]:
+    settings = grpo_settings(stage)
+    response = _response(stage, assumed)
+    differs = {name: differences(settings, name) for name in LIBRARIES if name in GRPO}
+
+    def make(updates: int) -> StagePlan:
+        costed = GrpoPlan(
+            group=stage.group, prompts=stage.prompts, updates=updates, prompt_tokens=known.prompt_tokens,
+            response_tokens=response, kl=stage.kl > 0, old_pass=settings.steps_per_update > 1, inner=stage.inner,
+        )  # fmt: skip
+        found = _plan(
+            "grpo", updates, updates * stage.prompts * stage.group, updates * settings.steps_per_update, response,
+            costed.budget(ModelSize(known.parameters)),
+        )  # fmt: skip
+        return replace(found, differs=differs)
+
+    return make
+
+
+def _sft_costs(known: Facts, config: RunConfig, index: int) -> Callable[[int], StagePlan]:
+    stage = config.stages[index]
+    if not isinstance(stage, SftStage):
+        raise TypeError("an sft stage is expected")
+    mean, _ = _example_tokens(known, config, index)
+
+    def make(updates: int) -> StagePlan:
+        flops = sft_full(ModelSize(known.parameters), sequences=updates * stage.batch, tokens=mean).total
+        tokens = round(updates * stage.batch * mean)
+        return StagePlan("sft", updates, updates, 0, updates, 0.0, tokens, None, flops, None, None, {})
+
+    return make
+
+
+def _example_tokens(known: Facts, config: RunConfig, index: int) -> tuple[float, int]:
+    """(mean, longest) tokens of a warm start's pairs."""
+    stage = config.stages[index]
+    if known.prepared is None or not isinstance(stage, SftStage):
+        return float(EXAMPLE_TOKENS), 2 * EXAMPLE_TOKENS
+    lengths = trace_lengths(known.prepared, stage, stage_seed(config.seed, index))
+    return sum(lengths) / len(lengths), max(lengths)
+
+
+def _plan(algo: str, updates: int, rollouts: int, steps: int, response: float, budget: Budget) -> StagePlan:
     return StagePlan(
-        "es", stage.updates, rollouts, rollouts * stage.max_new_tokens, paper, full.total,
-        _memory(prepared, host_settings(prepared, stage)),
+        algo, updates, updates, rollouts, steps, response, budget.tokens, budget.flops_paper, budget.flops_full,
+        None, None, {},
     )  # fmt: skip
 
 
-def _memory(prepared: Prepared, host: HostSettings) -> MemoryPlan | None:
-    spec = prepared.model.spec
+def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
+    stage, spec, dtype = config.stages[index], known.spec, config.model.dtype
     if spec.family == "other":
         return None
-    return plan_es(
-        spec, prepared.model.parameters, members_at_once=host.members,
-        slots=host.members * (host.slots or default_slots(spec)), context=host.max_context or spec.max_positions,
-        dtype=prepared.config.model.dtype, workers=prepared.config.population.workers,
-        largest_tensor=max(t.numel() for t in prepared.model.weights.values()),
+    if isinstance(stage, SftStage):
+        _, longest = _example_tokens(known, config, index)
+        rows = min(stage.micro_batch or stage.batch, stage.batch)
+        return plan_sft(
+            spec, known.parameters, micro_batch=rows, context=longest, noisy=stage.weight_noise > 0
+        )
+    members = members_at_once(config, stage, True, known.parameters)
+    context = known.longest_prompt + stage.max_new_tokens
+    slots = config.engine.slots or default_slots(spec)
+    if isinstance(stage, EsStage):
+        return plan_es(
+            spec, known.parameters, members_at_once=members, slots=members * min(slots, stage.prompts * stage.samples),
+            context=context, dtype=dtype, workers=config.population.workers, largest_tensor=known.largest_tensor,
+        )  # fmt: skip
+    return plan_grpo(
+        spec, known.parameters, slots=min(slots, stage.prompts * stage.group), context=context,
+        micro_batch=min(stage.micro_batch, stage.prompts * stage.group), dtype=dtype, compute=stage.compute,
+        stage_start=stage.kl > 0 and stage.reference == "stage_start", checkpointing=stage.checkpoint_layers,
     )  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 36000 else f"{seconds / 3600:,.1f} h"
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,6 +40,12 @@ class Prepared:
     loaded: Loaded
     prompts: tuple[Prompt, ...]
     device: str
+    probe: tuple[Prompt, ...] = ()
+
+    @property
+    def new_tokens(self) -> int:
+        """The longest response that a stage asks for (64 where none generates): what a probe allows too."""
+        return longest_response(self.config) or 64
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -50,12 +56,31 @@ def prepare(config: RunConfig) -> Prepared:
     folder = model_folder(config)
     model = load_model(folder)
     prompts = encode(model.tokenizer, loaded.problems)
-    longest = max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage | GrpoStage)), default=0)
-    check_context(prompts, longest, model.spec.max_positions)
+    check_context(prompts, longest_response(config), model.spec.max_positions)
     for stage in config.stages:
         if isinstance(stage, EsStage):
             Selection(stage.include, stage.exclude).select(model.weights)
-    return Prepared(config, folder, model, task, loaded, prompts, device)
+    prepared = Prepared(config, folder, model, task, loaded, prompts, device)
+    if not config.probe.every:
+        return prepared
+    probe = encode(model.tokenizer, probe_problems(config))
+    check_context(probe, prepared.new_tokens, model.spec.max_positions)
+    return replace(prepared, probe=probe)
+
+
+def longest_response(config: RunConfig) -> int:
+    """Most new tokens that a stage allows; 0 where none generates."""
+    return max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage | GrpoStage)), default=0)
+
+
+def probe_problems(config: RunConfig) -> list[Problem]:
+    """What the run is probed on; the training task's options hold for the same task only."""
+    probe = config.probe
+    same = probe.task is None or probe.task == config.task.name
+    options = config.task.options if same else {}
+    data = Path(probe.data) if probe.data is not None else None
+    task = tasks.get(probe.task or config.task.name)
+    return task.problems(probe.split, data, probe.limit, config.task.seed, **options)
 
 
 def model_folder(config: RunConfig) -> Path:
@@ -119,19 +144,26 @@ def pick_device(name: str) -> str:
 def host_settings(prepared: Prepared, stage: EsStage | GrpoStage) -> HostSettings:
     """How members are run: batched for small models, member by member for large ones."""
     config = prepared.config
+    longest = max(len(p.ids) for p in prepared.prompts) + stage.max_new_tokens
+    return HostSettings(
+        model=str(prepared.folder), task=config.task.name, engine=config.engine.kind,
+        dtype=config.model.dtype, device=prepared.device,
+        members=members_at_once(config, stage, prepared.model.spec.family != "other", prepared.model.parameters),
+        slots=config.engine.slots, max_context=longest,
+    )  # fmt: skip
+
+
+def members_at_once(config: RunConfig, stage: EsStage | GrpoStage, own_path: bool, parameters: int) -> int:
+    """Members whose weights exist together in a process; 1: member by member."""
     kind = config.population.kind
-    own = prepared.model.spec.family != "other" and config.engine.kind != "generate"
-    small = own and prepared.model.parameters <= BATCHED_PARAMETERS
-    batched = own and (kind == "batched" or (kind in ("auto", "processes") and small))
+    own = own_path and config.engine.kind != "generate"
+    batched = own and (
+        kind == "batched" or (kind in ("auto", "processes") and parameters <= BATCHED_PARAMETERS)
+    )
     evaluations = (
         stage.members * (2 if stage.estimator == "antithetic" else 1) if isinstance(stage, EsStage) else 1
     )
     members = min(config.population.batch, evaluations) if batched else 1
     if config.population.workers > 1 and members > 1:
         members = min(members, -(-evaluations // config.population.workers))
-    longest = max(len(p.ids) for p in prepared.prompts) + stage.max_new_tokens
-    return HostSettings(
-        model=str(prepared.folder), task=config.task.name, engine=config.engine.kind,
-        dtype=config.model.dtype, device=prepared.device, members=members, slots=config.engine.slots,
-        max_context=longest,
-    )  # fmt: skip
+    return members

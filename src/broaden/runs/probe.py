@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from broaden.evaluation import evaluate, summarise
 from broaden.population.base import OnProgress
 from broaden.records import Sampling
 from broaden.runs.events import Watcher
-from broaden.runs.prepare import Prepared, check_context, encode
+from broaden.runs.prepare import Prepared
 from broaden.runs.sampler import Sampler, sampler_settings
 from broaden.store import RunDir, append_jsonl, read_jsonl
 
@@ -47,15 +46,9 @@ class Prober:
     def _evaluate(self, center: Weights, step: int, on_progress: OnProgress) -> dict[str, Any]:
         config, run = self.config, self.prepared.config
         task = tasks.get(config.task or run.task.name)
-        same = config.task is None or config.task == run.task.name
-        options = run.task.options if same else {}
-        data = Path(config.data) if config.data else None
-        problems = task.problems(config.split, data, config.limit, run.task.seed, **options)
-        longest = max((s.max_new_tokens for s in run.stages if s.algo != "sft"), default=64)
-        prompts = encode(self.prepared.model.tokenizer, problems)
-        check_context(prompts, longest, self.prepared.model.spec.max_positions)
-        context = max(len(p.ids) for p in prompts) + longest
-        sampler = self._sampler(center, context)
+        problems = [p.problem for p in self.prepared.probe]
+        longest = self.prepared.new_tokens
+        sampler = self._sampler(center, max(len(p.ids) for p in self.prepared.probe) + longest)
         sampling = Sampling(config.temperature, longest, entropy=True)
         found = evaluate(
             sampler.engine, self.prepared.model.tokenizer, task, problems, samples=config.samples,

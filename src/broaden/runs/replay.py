@@ -11,7 +11,8 @@ from broaden.errors import UsageError
 from broaden.models.checkpoint import load_model
 from broaden.perturb import replay as replay_lines
 from broaden.runs import checkpoints
-from broaden.runs.loop import stage_ends, stored_config
+from broaden.runs.account import stage_ends
+from broaden.runs.loop import stored_config
 from broaden.runs.prepare import model_folder
 from broaden.runs.stages import stage_seed
 from broaden.store import RunDir
@@ -35,11 +36,12 @@ def replay_run(
     lines = run.seedlog()
     logged = max((int(x["step"]) for x in lines), default=-1) + 1
     step = logged if step is None else step
-    if not 0 <= step <= max(logged, stage_ends(config)[-1]):
+    ends = stage_ends(config, run.records())
+    if not 0 <= step <= max(logged, ends[-1]):
         raise UsageError(
             f"step {step} is not in the log of {path}, which has {logged} updates", f"0 to {logged}"
         )
-    stage, start = _stage_of(step, stage_ends(config))
+    stage, start = _stage_of(step, ends)
     origin = load_model(model_folder(config)).weights
     center = _stage_start(run, origin, start)
     wanted = [x["line"] for x in lines if x["stage"] == stage and start <= x["step"] < step]

@@ -16,7 +16,14 @@ from broaden.grpo.trainer import optimizer_for as grpo_optimizer
 from broaden.grpo.trainer import train as grpo_train
 from broaden.models.optimizer import AdamW
 from broaden.perturb import Selection
-from broaden.population import InPlacePopulation, Population, ProcessPopulation
+from broaden.population import (
+    InPlacePopulation,
+    LocalPopulation,
+    PoolEngine,
+    Population,
+    ProcessPopulation,
+    WorkerPool,
+)
 from broaden.population.base import OnProgress
 from broaden.population.host import build_host
 from broaden.records import Sampling, StepRecord
@@ -42,17 +49,14 @@ def es_settings(stage: EsStage) -> EsSettings:
 
 
 def sft_settings(stage: SftStage) -> SftSettings:
-    """The trainer's plain values."""
-    return SftSettings(
-        updates=stage.updates, batch=stage.batch, micro_batch=stage.micro_batch, learning_rate=stage.learning_rate,
-        schedule=stage.schedule, warmup=stage.warmup, learning_rate_end=stage.learning_rate_end, clip=stage.clip,
-        weight_noise=stage.weight_noise, weight_decay=stage.weight_decay, beta1=stage.beta1, beta2=stage.beta2,
-    )  # fmt: skip
+    """The trainer's plain values: the stage's own fields but for those that are the run's business."""
+    return SftSettings(**stage.model_dump(exclude={"algo", "preset", "traces"}))
 
 
 def grpo_settings(stage: GrpoStage) -> GrpoSettings:
     """The trainer's plain values: the stage's own fields but for those that are the run's business."""
-    return GrpoSettings(**stage.model_dump(exclude={"algo", "preset", "reference"}))
+    values = stage.model_dump(exclude={"algo", "preset", "reference"})
+    return GrpoSettings(**{**values, "minibatch": stage.minibatch or None})
 
 
 def population_for(prepared: Prepared, stage: EsStage, center: Weights) -> Population | None:
@@ -78,7 +82,7 @@ class ActiveStage:
     """A stage under way: its records, and what a checkpoint inside it needs."""
 
     records: Iterator[StepRecord]
-    population: Population | None = None
+    population: Population | PoolEngine | None = None
     optimizer: AdamW | None = None
     conditions: dict[str, object] = field(default_factory=dict)
 
@@ -114,7 +118,7 @@ def start_stage(
             adamw.load(optimizer)
         records = sft_train(
             prepared.model.spec, center, trace_source(prepared, stage, seed), settings,
-            run_seed=seed, optimizer=adamw, start_step=start,
+            run_seed=seed, optimizer=adamw, start_step=start, flops_per_token=2 * prepared.model.parameters,
         )  # fmt: skip
         return ActiveStage(records, optimizer=adamw)
     if isinstance(stage, GrpoStage):
@@ -143,7 +147,7 @@ def _start_grpo(
     if optimizer is not None:
         adamw.load(optimizer)
     reference = stage_start() if stage.reference == "stage_start" and settings.kl else origin
-    host = build_host(host_settings(prepared, stage), prepared.prompts)
+    host, pool = _grpo_host(prepared, stage, center)
     records = grpo_train(
         prepared.model.spec,
         center,
@@ -157,7 +161,18 @@ def _start_grpo(
         flops_per_token=2 * prepared.model.parameters,
         on_progress=on_progress,
     )
-    return ActiveStage(records, optimizer=adamw, conditions=host.conditions())
+    return ActiveStage(records, pool, adamw, host.conditions())
+
+
+def _grpo_host(
+    prepared: Prepared, stage: GrpoStage, center: Weights
+) -> tuple[LocalPopulation, PoolEngine | None]:
+    """Where rollouts are drawn: in this process, or by worker processes (the same samples)."""
+    settings, workers = host_settings(prepared, stage), prepared.config.population.workers
+    if workers == 1:
+        return build_host(settings, prepared.prompts), None
+    pool = PoolEngine(WorkerPool(settings, (), center, workers))
+    return LocalPopulation(pool, prepared.model.tokenizer, prepared.task, prepared.prompts), pool
 
 
 def stage_seed(run_seed: int, index: int) -> int:

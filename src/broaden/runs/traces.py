@@ -28,6 +28,14 @@ def trace_source(prepared: Prepared, stage: SftStage, seed: int) -> Callable[[in
     return epoch
 
 
+def trace_lengths(prepared: Prepared, stage: SftStage, seed: int, problems: int = 256) -> list[int]:
+    """Tokens of the pairs of the first so many problems, in epoch 0: for a plan."""
+    few = prepared.loaded.problems[:problems]
+    tokenizer = prepared.model.tokenizer
+    pairs = (pair(tokenizer, trace) for trace in TraceMixture(few, TraceSettings.of(stage.traces), seed)(0))
+    return [len(prompt) + len(completion) for prompt, completion in pairs]
+
+
 def pair(tokenizer: ChatTokenizer, trace: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Prompt ids and completion ids, the completion ending with the tokenizer's own EOS."""
     eos = tokenizer.backend.eos_token_id

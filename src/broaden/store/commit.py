@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from broaden.errors import StoreError
+from broaden.errors import ExistsError
 from broaden.store._disk import fsync_path, fsync_tree, writing
 
 PARTIAL = ".partial-"
@@ -28,12 +28,12 @@ def commit(folder: Path, writer: Callable[[Path], None]) -> Path:
     Returns:
         `folder`.
     Raises:
-        StoreError: the folder exists, or writing failed (disk full): then the temporary folder is
+        ExistsError: the folder exists. StoreError: writing failed (disk full): then the temporary folder is
         removed and everything that was committed before is as it was. Other exceptions of the writer
         pass through after the same clean-up.
     """
     if folder.exists():
-        raise StoreError(
+        raise ExistsError(
             f"{folder} exists already", "a commit never overwrites: remove it or choose another name"
         )
     temporary = folder.parent / f"{PARTIAL}{folder.name}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -48,6 +48,13 @@ def commit(folder: Path, writer: Callable[[Path], None]) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Can output go here? Nothing is there, or a folder that holds at most the remains of interrupted writes."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(p.name.startswith(PARTIAL) for p in folder.iterdir())
 
 
 def clean_partial(parent: Path) -> list[str]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broaden.errors import MissingFileError, StoreError
+from broaden.errors import ExistsError, MissingFileError, StoreError
 from broaden.records import SCHEMA_VERSION, StepRecord
-from broaden.store.commit import PARTIAL, clean_partial, commit, write_text
+from broaden.store.commit import clean_partial, commit, is_free, write_text
 from broaden.store.jsonl import JsonlFile, read_jsonl, trim
 from broaden.store.samples import SampleStore
 
@@ -37,15 +37,20 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any], config_toml: str) -> RunDir:
-        """Make a new run directory. Raises StoreError where a run is there already, or other files are."""
-        if (path / "manifest.json").exists():
-            raise StoreError(f"{path} holds a run already", f"use --resume {path}, or another --out")
-        if path.exists() and any(not p.name.startswith(PARTIAL) for p in path.iterdir()):
-            raise StoreError(f"{path} is not empty and not a run", "choose another --out")
+        """Make a new run directory. Raises ExistsError (see `check_free`) and StoreError."""
+        cls.check_free(path)
         write_text(path / "config.toml", config_toml)
         run = cls(path)
         run.write_manifest({"schema": SCHEMA_VERSION, **manifest})  # last: a folder with a manifest is a run
         return run
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Raise ExistsError where a run is there already, or other files are."""
+        if (path / "manifest.json").exists():
+            raise ExistsError(f"{path} holds a run already", f"use --resume {path}, or another --out")
+        if not is_free(path):
+            raise ExistsError(f"{path} is not empty and not a run", "choose another --out")
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -16,9 +16,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from broaden.errors import MissingFileError, ResumeError, StoreError
+from broaden.errors import ExistsError, MissingFileError, ResumeError, StoreError
 from broaden.records import SCHEMA_VERSION, Problem, Sample, SampleSet, Verdict
-from broaden.store.commit import clean_partial, write_bytes, write_text
+from broaden.store.commit import clean_partial, is_free, write_bytes, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class SampleStore:
         Returns:
             Messages: partial files that were removed, another engine.
         Raises:
+            ExistsError: the folder holds other files.
             ResumeError: the folder holds an evaluation of other problems or conditions (diff named).
         """
         messages = clean_partial(self.path)
@@ -46,12 +47,18 @@ class SampleStore:
             "problems": [p.to_json() for p in problems],
         }
         if not self.exists():
+            self.check_free()
             write_text(self.path / "header.json", json.dumps(header, ensure_ascii=False, allow_nan=False))
             return messages
         grown, notes = self._check(json.loads(json.dumps(header)))
         if grown:
             write_text(self.path / "header.json", json.dumps(header, ensure_ascii=False, allow_nan=False))
         return messages + notes
+
+    def check_free(self) -> None:
+        """Raise ExistsError where other files are, which are not an evaluation's."""
+        if not self.exists() and not is_free(self.path):
+            raise ExistsError(f"{self.path} is not empty and holds no samples", "choose another --out")
 
     def exists(self) -> bool:
         """Has an evaluation been started here?"""
@@ -83,7 +90,7 @@ class SampleStore:
     def write(self, sample_set: SampleSet) -> None:
         """Store a whole sample set in a folder that holds none yet."""
         if self.exists():
-            raise StoreError(f"{self.path} holds samples already", "choose another name")
+            raise ExistsError(f"{self.path} holds samples already", "choose another name")
         self.start(sample_set.task, sample_set.problems, sample_set.conditions)
         self.append(sample_set.samples)
 

@@ -98,7 +98,7 @@ def power(a: Form, exponent: Form) -> Form:
     """a ** exponent; what has no rule becomes an opaque atom. Raises LimitError, ZeroDivisionError."""
     q = exponent.rational()
     if q is None:
-        return atom(f"({a.key()})^({exponent.key()})", opaque=True)
+        return const(1) if a.rational() == 1 else atom(f"({a.key()})^({exponent.key()})", opaque=True)
     if q.denominator == 1:
         return _integer_power(a, q.numerator)
     return _root_power(a, q)

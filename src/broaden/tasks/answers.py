@@ -57,9 +57,17 @@ class Node:
 def read(text: str) -> Node:
     """The reading of an answer text. Raises Unread, LimitError."""
     try:
-        return _node(_strip(clean(text)), 0)
+        return _node(_strip(clean(_unmarked(text))), 0)
     except (ZeroDivisionError, RecursionError) as error:
         raise Unread(type(error).__name__) from error
+
+
+def _unmarked(text: str) -> str:
+    """Without Markdown bold around it and a leading "approximately"."""
+    out = text.strip()
+    if out.startswith("**") and out.endswith("**") and len(out) > 4:
+        out = out[2:-2].strip()
+    return re.sub(r"^(\$?)\s*(?:\\approx(?![A-Za-z])|≈)\s*", r"\1", out)
 
 
 def readings(text: str) -> list[Node]:
@@ -78,9 +86,13 @@ def squash(text: str) -> str:
     return re.sub(r"[\s$]+", "", out).rstrip(".")
 
 
+def bare(text: str) -> str:
+    """The text as a parser of LaTeX should see it: no dollars, bold, braces (math-verify reads `{a}` as a set)."""
+    return _strip(_unmarked(text))
+
+
 def _strip(text: str) -> str:
     out = text.replace("$", " ").strip()
-    out = re.sub(r"^\*\*|\*\*$", "", out).strip()
     while True:
         before = out
         if out.endswith((".", ",", ";")) and not out.endswith(("..", "…")):
@@ -185,12 +197,18 @@ def _list(pieces: list[str], depth: int) -> Node:
     return Node("set", items=tuple(items))
 
 
+SHORT_WORDS = frozenset("yes no true false dne none odd even".split())
+"""Bare words of up to four letters that are words and no products of variables."""
+
+
 def _words(text: str) -> Node | None:
     """A text answer: one «…», or bare words without mathematics."""
     match = re.fullmatch(r"«([^«»]*)»", text)
     inner = match.group(1) if match else text
     if re.fullmatch(r"\(?\s*[A-Za-z]\s*\)?\.?", inner) and match:
         return Node("num", algebra.atom(re.sub(r"[^A-Za-z]", "", inner)))
+    if text.casefold() in SHORT_WORDS:
+        return Node("text", text=text.casefold())
     if match or (
         re.fullmatch(r"[A-Za-z][A-Za-z' .-]*", text) and re.search(r"[A-Za-z]{4}", text) and not _mathy(text)
     ):

@@ -128,7 +128,9 @@ def second_opinion(problem: Problem, sample: Sample) -> tuple[Second, str]:
     """("agrees" | "differs" | "none", route) on a sample judged right."""
     name = problem.task.removeprefix("jsonl:")
     answer = sample.verdict.answer or ""
-    if name in ("math", "math500", "aime24", "aime25", "amc23", "deepscaler", "gsm8k"):
+    if name == "gsm8k":
+        return _plain_number(problem.gold, answer), "plain pattern"
+    if name in ("math", "math500", "aime24", "aime25", "amc23", "deepscaler"):
         if sample.verdict.note in ("math-verify", "numeric probe"):
             return "none", "only math-verify could tell"
         said = mathpool.shared().ask(problem.gold, answer)
@@ -154,6 +156,15 @@ def second_opinion(problem: Problem, sample: Sample) -> tuple[Second, str]:
         return ("agrees" if run.status == "passed" else "differs"), "second run"
     again = get(problem.task).judge(problem, sample.text, sample.finish)
     return ("agrees" if again.score == sample.verdict.score else "differs"), "judged again"
+
+
+def _plain_number(gold: str, answer: str) -> Second:
+    """The only run of digits in the answer, grouping removed, as a float."""
+    plain = re.sub(r"(?<=\d)(?:\{,\}|,\\!|\\[,!;: ]|,)\s*(?=\d{3}(?!\d))", "", answer.replace("−", "-"))
+    found = re.findall(r"-?\s*\\?\$?\d+(?:\.\d*)?", plain)
+    if len(found) != 1:
+        return "none"
+    return "agrees" if float(re.sub(r"[\s\\$]", "", found[0])) == float(Fraction(gold)) else "differs"
 
 
 def _official(text: str) -> str:

@@ -42,6 +42,7 @@ class Countdown(Family):
         "high": None,
         "target_low": None,
         "target_high": None,
+        "sums": None,
         "prompt": None,
     }
 

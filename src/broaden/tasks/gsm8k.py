@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
 from broaden.records import FinishReason, Problem, Verdict
+from broaden.tasks.algebra import LimitError
+from broaden.tasks.answers import read
 from broaden.tasks.base import BadRow, Family, system_user, user
 from broaden.tasks.extract import last_box
 from broaden.tasks.files import Row, column, find
 from broaden.tasks.hub import rows_of
-from broaden.tasks.numerals import number, show
+from broaden.tasks.numerals import MAX_LENGTH, number, show
+from broaden.tasks.spelling import Unread
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _MARK = re.compile(r"<<[^<>]*>>")
@@ -52,7 +56,7 @@ class GSM8K(Family):
         found = last_box(completion, finish, bool(problem.extra.get("thinking")))
         if found.text is None:
             return self.verdict("truncated" if found.missing == "truncated" else "no_answer")
-        value = number(found.text)
+        value = value_of(found.text)
         if value is None:
             return self.verdict("unparseable", answer=found.text[:400])
         right = value == gold
@@ -60,6 +64,24 @@ class GSM8K(Family):
             "correct" if right else "wrong",
             answer=found.text, ballot=show(value), well_formed=True, borderline=right and found.dangling,
         )  # fmt: skip
+
+
+def value_of(answer: str) -> Fraction | None:
+    """The number that an answer says: a plain number, else one by the rules of mathematics (`x = 18`, `12 + 6 = 18`);
+    a percent sign is dropped (`25\\%` is 25), never divided by a hundred."""
+    value = number(answer)
+    if value is not None or len(answer) > MAX_LENGTH:
+        return value
+    try:
+        node = read(answer)
+    except (Unread, LimitError):
+        return None
+    if node.kind == "named":
+        node = node.items[0]
+    if node.kind not in ("num", "percent") or node.form is None:
+        return None
+    value = node.form.rational()
+    return value if value is not None and value.numerator.bit_length() < 1000 else None
 
 
 def gold_of(answer: str) -> str | None:

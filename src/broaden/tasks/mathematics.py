@@ -261,8 +261,15 @@ def _by_rules(golds: tuple[Node, ...], answer: str) -> Comparison:
         verdicts.append(equality.same(reading, node))
         if verdicts[-1]:
             return Comparison("correct", ballot, True, equality.lenient(reading, node), _why(reading, node))
+    if any(g.kind == "text" and _letters(g.text) == _letters(answer) != "" for g in golds):
+        return Comparison("correct", ballot, True, True, "the same word")
     decided = bool(verdicts) and all(v is False for v in verdicts)
     return Comparison("wrong" if decided else "unparseable", ballot, True)
+
+
+def _letters(text: str) -> str:
+    r"""Letters and digits alone, commands dropped: `\text{DNE}` and `dne`."""
+    return re.sub(r"[^a-z0-9]+", "", re.sub(r"\\[A-Za-z]+", "", text).casefold())
 
 
 def _why(gold: Node, answer: Node) -> str:
@@ -274,7 +281,7 @@ def _ask(gold: str, answer: str, ballot: str | None, read: bool, pool: mathpool.
         return Comparison(
             "limit", ballot, note=f"longer than {POOL_LENGTH} characters and not read by the own rules"
         )
-    said = pool.ask(gold, answer)
+    said = pool.ask(answers.bare(gold), answers.bare(answer))
     if said.outcome == "equal":
         return Comparison("correct", ballot, True, True, said.by)
     if said.outcome == "different":

@@ -63,7 +63,8 @@ class _Worker:
     def ask(self, question: dict[str, Any], seconds: float) -> Answer:
         """One question, answered within the time or not at all."""
         if not self.ready:
-            if self._line(START_SECONDS) is None:
+            if not self._line(START_SECONDS):
+                self.in_step = False
                 raise WorkerError(
                     "the mathematics worker did not start", "check: python -c 'import math_verify'"
                 )
@@ -74,11 +75,12 @@ class _Worker:
             self.process.stdin.write(json.dumps({**question, "seconds": seconds}).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
+            self.in_step = False
             return Answer("crashed")
         line = self._line(seconds + 2.0)
-        if line is None:
-            self.in_step = False  # the server itself hangs: it is of no more use
-            return Answer("timeout" if self.process.poll() is None else "crashed")
+        if not line:
+            self.in_step = False  # the server itself hangs or is gone: it is of no more use
+            return Answer("timeout" if line is None else "crashed")
         try:
             said = json.loads(line)
         except ValueError:
@@ -92,17 +94,19 @@ class _Worker:
         return Answer("equal" if said["ok"] else "different", str(said["by"]))
 
     def _line(self, seconds: float) -> bytes | None:
-        stdout = self.process.stdout
-        if stdout is None:
-            return None
+        """The next line; empty at the end of the stream, None where the time ran out."""
+        if self.process.stdout is None:
+            return b""
+        poll = select.poll()  # select() cannot take the large descriptors of a big process
+        poll.register(self.process.stdout, select.POLLIN | select.POLLHUP)
         deadline = time.monotonic() + seconds
         while b"\n" not in self.buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 return None
-            chunk = os.read(stdout.fileno(), 65536)
+            chunk = os.read(self.process.stdout.fileno(), 65536)
             if not chunk:
-                return None
+                return b""
             self.buffer += chunk
         line, _, self.buffer = self.buffer.partition(b"\n")
         return line

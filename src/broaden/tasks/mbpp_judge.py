@@ -52,7 +52,10 @@ class Candidate:
         first = self.line()
         if "error" in first:
             raise CandidateError("the code raised " + str(first["error"]))
-        self.names = set(first["ready"])
+        names = first.get("ready")
+        if not isinstance(names, list):
+            raise CandidateError("the answer was not understood")
+        self.names = {n for n in names if isinstance(n, str)}
 
     def write(self, question: Any) -> None:
         data = json.dumps(question).encode() + b"\n"
@@ -78,7 +81,10 @@ class Candidate:
             if len(self.buffer) > 16 << 20:
                 raise CandidateError("the result is too large")
         line, _, self.buffer = self.buffer.partition(b"\n")
-        out = json.loads(line)
+        try:
+            out = json.loads(line)
+        except (ValueError, RecursionError):
+            out = None
         if not isinstance(out, dict):
             raise CandidateError("the answer was not understood")
         return out
@@ -88,7 +94,7 @@ class Candidate:
         out = self.line()
         if "error" in out:
             raise CandidateError("raised " + str(out["error"])[:60])
-        return decode(out["value"], self)
+        return decode(out.get("value"), self)
 
     def kill(self) -> None:
         """Ends the candidate and whatever it left behind."""
@@ -297,7 +303,7 @@ def main() -> None:
     seconds = int(asked["seconds"]) + 3
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     signal.alarm(seconds + 2)
-    _status, _note = judge(asked)
+    status, note = judge(asked)
     while True:  # orphans of the candidate, where there is no process namespace
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -312,7 +318,14 @@ def main() -> None:
                 os.waitpid(pid, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass
-    bool(flags & CLONE_NEWNET)
+    said = {
+        "nonce": asked["nonce"],
+        "status": status,
+        "note": note,
+        "network_dropped": bool(flags & CLONE_NEWNET),
+    }
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
 
 
 main()

@@ -22,7 +22,7 @@ _FRAC = re.compile(
 )
 _MIXED = re.compile(r"^([-+]?)\s*([0-9]+)\s+([0-9]+)/([0-9]+)$")
 _CURRENCY = re.compile(r"^([-+]?)\s*(?:\\?\$|\\?€|\\?£|USD|US\$)\s*([-+]?)(?=[0-9.])")
-_UNIT_TAIL = re.compile(r"^(.*[0-9.}%])(\s+|(?=\\?[$€£%°]|\^))([A-Za-z$€£%°²³/.\\^{} -]*)$")
+_UNIT_TAIL = re.compile(r"^(.*[0-9.}%])(\s+|(?=/\s*[A-Za-z])|(?=\\?[$€£%°]|\^))([A-Za-z$€£%°²³/.\\^{} -]*)$")
 _WORD = re.compile(r"[A-Za-z]+")
 MEANING_WORDS = frozenset(
     "more less fewer than not plus minus times over by squared cubed half halves third thirds quarter quarters "

@@ -43,9 +43,7 @@ _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|mbox|mathrm|mathbf|mathit|mathsf|operatorname|bm|boxed|fbox|emph)"
     r"\s{0,4}\*?\{"
 )
-_GROUPING = re.compile(
-    r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\!\s*,|\\[,!;: ]|\\thinspace)\s*(?=[0-9]{3}(?![0-9]))"
-)
+_GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\s*\\!|\\!\s*,|\\[,!;: ]|\\thinspace)\s*(?=[0-9]{3}(?![0-9]))")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 _UNICODE = str.maketrans(
     {

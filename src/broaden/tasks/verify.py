@@ -20,6 +20,8 @@ from broaden.records import Problem, Verdict
 from broaden.tasks import registry
 from broaden.tasks.files import Row, read
 
+MBPP_SECONDS = 3.0
+"""Limit of a program in a case: many of the cases are there to run into it."""
 ALIASES = {"mcq": "commonsenseqa", "openqa": "hotpotqa"}
 
 
@@ -91,6 +93,7 @@ def problem_of(row: Row, id: str) -> Problem:
                 "tests": list(gold["test_list"]),
                 "imports": gold.get("test_imports") or [],
                 "setup": gold.get("test_setup_code") or "",
+                "seconds": MBPP_SECONDS,
             }
         return Problem(id, task, (), str(gold.get("target", "")), extra)
     if "choices" in row:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broaden.config import EsStage, build_config, config_hash, diff, load_config, to_toml
+from broaden.config import EsStage, GrpoStage, build_config, config_hash, diff, load_config, to_toml
+from broaden.config.presets import GRPO
 from broaden.errors import ConfigError, MissingFileError
 
 
@@ -28,6 +29,20 @@ def test_the_papers_preset() -> None:
     assert (stage.members, stage.prompts, stage.sigma, stage.alpha, stage.updates, stage.temperature) == (
         32, 64, 1.5e-3, 2.5e-4, 234, 0.0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["paper", "trl", "verl", "dapo", "dr", "nano"])
+def test_grpo_presets_fill_a_stage_and_survive_the_way_to_toml(name: str) -> None:
+    """`minibatch` of the whole batch included, which TOML has no null for."""
+    config = build_config({"stages": [{"algo": "grpo", "preset": name, "learning_rate": 0.5}]})
+    stage = config.stages[0]
+    assert isinstance(stage, GrpoStage)
+    stated = {k: v for k, v in GRPO[name].items() if k not in ("learning_rate", "minibatch")}
+    assert {k: getattr(stage, k) for k in stated} == stated
+    assert (stage.minibatch or None, stage.learning_rate) == (GRPO[name]["minibatch"], 0.5)
+    assert build_config(tomllib.loads(to_toml(config))) == config
+    bare = build_config({"stages": [{"algo": "grpo", "minibatch": None}]})
+    assert build_config(tomllib.loads(to_toml(bare))) == bare
 
 
 @pytest.mark.parametrize(

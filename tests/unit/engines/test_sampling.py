@@ -17,7 +17,11 @@ KERNELS = ("compiled", "portable")
 
 
 def draw(
-    kernel: str, logits: NDArray[np.float32], temperature: float, keys: NDArray[np.uint64], counts: NDArray[np.int64]
+    kernel: str,
+    logits: NDArray[np.float32],
+    temperature: float,
+    keys: NDArray[np.uint64],
+    counts: NDArray[np.int64],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], bool]:
     """(tokens, logprobs, entropies, finite) of every row by either kernel."""
     n = len(logits)
@@ -82,9 +86,13 @@ def test_inverse_cdf_against_brute_force(kernel: str, vocab: int) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_samples_follow_the_softmax(kernel: str) -> None:
     """Chi-square over 20,000 draws: 11 degrees of freedom exceed 31.3 once in a thousand."""
-    z = np.log(np.array([0.3, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.03, 0.02, 0.01, 0.007, 0.003])).astype(np.float32)
+    z = np.log(np.array([0.3, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.03, 0.02, 0.01, 0.007, 0.003])).astype(
+        np.float32
+    )
     n, temperature = 20_000, 0.7
-    tokens = draw(kernel, np.tile(z, (n, 1)), temperature, np.arange(n, dtype=np.uint64), np.zeros(n, np.int64))[0]
+    tokens = draw(
+        kernel, np.tile(z, (n, 1)), temperature, np.arange(n, dtype=np.uint64), np.zeros(n, np.int64)
+    )[0]
     p = np.exp(z.astype(np.float64) / temperature)
     expected = n * p / p.sum()
     seen = np.bincount(tokens, minlength=len(z))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.helpers.grpo_toy import EOS, SPEC, VOCAB, ToyHost, center, even_first, host, prompts
 
-from broaden.engines import ScriptedEngine
+from broaden.engines import ScriptedEngine, TorchEngine
 from broaden.errors import ConfigError, DivergedError
 from broaden.es.schedule import batch_indices as es_batch_indices
 from broaden.grpo.minibatch import batch_indices, micro_batches, minibatches
@@ -278,6 +278,16 @@ def test_flops_of_both_ledgers_by_hand() -> None:
     assert free["flops_full"] < 10 * (
         free["tokens"] + prompt + 3 * rows
     )  # rows without advantage cost nothing
+
+
+def test_an_engine_of_several_members_gives_the_same_rollouts() -> None:
+    one, two = host(), host(engine=TorchEngine(SPEC, {EOS}, members=2))
+    a, b = (
+        collect(h, center(), [3, 1, 3], 4, BASE.sampling, run_seed=3, step=2) for h in (one, two)
+    )  # fmt: skip
+    assert a.rows.flat.tolist() == b.rows.flat.tolist()
+    assert a.groups_R.tolist() == [0] * 4 + [1] * 4 + [2] * 4  # the same prompt twice is two groups
+    assert a.logprobs_N.tolist() == b.logprobs_N.tolist()
 
 
 def test_drift_and_learning_rate_are_recorded() -> None:

@@ -18,6 +18,7 @@ from broaden.ledger import (
     plan_es,
     plan_eval,
     plan_grpo,
+    plan_sft,
     sft_full,
 )
 from broaden.ledger.memory import human, kv_bytes_per_token
@@ -110,12 +111,31 @@ def test_memory_of_es_has_no_optimiser() -> None:
 def test_memory_of_grpo_and_eval() -> None:
     plan = plan_grpo(Shape(), 5000, slots=4, context=64, micro_batch=2)
     assert plan.always["AdamW moments (fp32)"] == 40_000
-    assert plan.always["working copy"] == 0
+    assert plan.always["working copy"] == 20_000
+    assert plan.always["anchor theta_0 (fp32)"] == 20_000
+    assert plan.phases["training"]["weights cast for the passes"] == 0
     width = 4 * 16 + 2 * 6 * 4 + 4 * 32
     assert plan.phases["training"]["activations"] == 128 * 2 * width * 4
     assert plan.phases["training"]["logits and their gradient"] == 3 * 4 * 128 * 100
-    less = plan_grpo(Shape(), 5000, slots=4, context=64, micro_batch=2, kl=False, checkpointing=True)
+    less = plan_grpo(Shape(), 5000, slots=4, context=64, micro_batch=2, checkpointing=True)
     assert less.peak < plan.peak
+    half = plan_grpo(
+        Shape(),
+        5000,
+        slots=4,
+        context=64,
+        micro_batch=2,
+        dtype="bfloat16",
+        compute="bfloat16",
+        stage_start=True,
+    )
+    assert half.always["working copy"] == 10_000
+    assert half.always["reference (fp32)"] == 20_000
+    assert half.phases["training"]["weights cast for the passes"] == 10_000
+    assert half.phases["training"]["activations"] == plan.phases["training"]["activations"] // 2
+    warm = plan_sft(Shape(), 5000, micro_batch=2, context=64, noisy=True)
+    assert sum(warm.always.values()) == 5000 * (4 + 8 + 4 + 4)
+    assert warm.phases["training"] == plan.phases["training"]
     assert plan_eval(Shape(), 5000, slots=4, context=64).always == {"weights": 20_000}
     with pytest.raises(MetricError):
         plan_eval(Shape(), 5000, slots=0, context=64)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.helpers.peers import CONFIGS, peer
 
 from broaden.errors import ModelError, UsageError
 from broaden.models import decoder
 from broaden.models.spec import ModelSpec
-from tests.helpers.peers import CONFIGS, peer
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.helpers.tiny import tiny_config
 from transformers import AutoConfig
 
 from broaden.errors import ModelError
 from broaden.models.spec import ModelSpec, RopeScaling
-from tests.helpers.tiny import tiny_config
 
 LLAMA3 = {
     "factor": 8.0,
@@ -21,9 +21,10 @@ LLAMA3 = {
 
 def test_plain_llama_literal() -> None:
     spec = ModelSpec.from_config(tiny_config())
-    assert (spec.family, spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim) == ("llama", 2, 32, 4, 2, 8)
+    assert (spec.family, spec.layers, spec.hidden) == ("llama", 2, 32)
+    assert (spec.heads, spec.kv_heads, spec.head_dim) == (4, 2, 8)
     assert (spec.ffn, spec.vocab, spec.tied, spec.max_positions, spec.norm_eps) == (48, 96, True, 256, 1e-5)
-    assert not (spec.qkv_bias or spec.attention_bias or spec.qk_norm or spec.mlp_bias)
+    assert (spec.qkv_bias, spec.attention_bias, spec.qk_norm, spec.mlp_bias) == (False, False, False, False)
     assert spec.parameters == 96 * 32 + 2 * (64 * 32 + 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32
 
 
@@ -46,7 +47,10 @@ def test_rotary_parameters_old_and_new(keys: dict[str, Any]) -> None:
 def test_default_and_linear_rotary() -> None:
     assert ModelSpec.from_config(tiny_config()).rope_scaling is None
     plain = tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 123.0})
-    assert (ModelSpec.from_config(plain).rope_theta, ModelSpec.from_config(plain).rope_scaling) == (123.0, None)
+    assert (ModelSpec.from_config(plain).rope_theta, ModelSpec.from_config(plain).rope_scaling) == (
+        123.0,
+        None,
+    )
     linear = ModelSpec.from_config(tiny_config(rope_scaling={"type": "linear", "factor": 4.0}))
     assert linear.rope_scaling == RopeScaling("linear", 4.0)
 
@@ -99,7 +103,9 @@ def test_sliding_window_only_where_used() -> None:
     unused = tiny_config("qwen2", sliding_window=128, use_sliding_window=False, max_window_layers=1)
     assert ModelSpec.from_config(unused).family == "qwen2"
     assert ModelSpec.from_config(unused | {"use_sliding_window": True}).family == "other"
-    assert ModelSpec.from_config(unused | {"use_sliding_window": True, "max_window_layers": 2}).family == "qwen2"
+    assert (
+        ModelSpec.from_config(unused | {"use_sliding_window": True, "max_window_layers": 2}).family == "qwen2"
+    )
 
 
 def test_other_families_need_no_llama_keys() -> None:
@@ -115,5 +121,7 @@ def test_missing_keys_are_named() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_transformers_own_dictionaries(family: str) -> None:
-    config = AutoConfig.for_model(family, **{k: v for k, v in tiny_config(family).items() if k != "model_type"})
+    config = AutoConfig.for_model(
+        family, **{k: v for k, v in tiny_config(family).items() if k != "model_type"}
+    )
     assert ModelSpec.from_config(config.to_dict()) == ModelSpec.from_config(tiny_config(family))

@@ -85,7 +85,9 @@ def test_different_and_decided(left: str, right: str) -> None:
     assert not b.opaque
 
 
-@pytest.mark.parametrize("text", [r"\sin x", r"\ln 2", r"\sqrt{1+\sqrt{5}}", "2^{n}", "n!", "|x|", "f(x)", r"\sqrt{x^2}"])
+@pytest.mark.parametrize(
+    "text", [r"\sin x", r"\ln 2", r"\sqrt{1+\sqrt{5}}", "2^{n}", "n!", "|x|", "f(x)", r"\sqrt{x^2}"]
+)
 def test_opaque_atoms_leave_inequality_open(text: str) -> None:
     a = form(text)
     assert a.opaque
@@ -95,7 +97,8 @@ def test_opaque_atoms_leave_inequality_open(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "5^{5^{5^5}}", "2^{65536^{65536^{2}}}", "(10^{9})!", "9!!!!", "(x+y+z)^{100}", "(" * 60 + "1" + ")" * 60, "9" * 500,
+        "5^{5^{5^5}}", "2^{65536^{65536^{2}}}", "(10^{9})!", "9!!!!", "(x+y+z)^{100}",
+        "(" * 60 + "1" + ")" * 60, "9" * 500,
         r"\binom{10^9}{5}", "{" * 60 + "1" + "}" * 60, "10^{10^{10}}", "x" * 4000, "2^{100001}", r"\sqrt{10^{200}+1}",
     ],
 )  # fmt: skip
@@ -105,7 +108,24 @@ def test_limits(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "+", "1+", "(1", "1)", r"\frac{1}", r"\sum_{k=1}^{n} k", "3 5", "4 10/3", r"\foo{3}", "hello", "x^", "1..2", "٣", "&"]
+    "text",
+    [
+        "",
+        "+",
+        "1+",
+        "(1",
+        "1)",
+        r"\frac{1}",
+        r"\sum_{k=1}^{n} k",
+        "3 5",
+        "4 10/3",
+        r"\foo{3}",
+        "hello",
+        "x^",
+        "1..2",
+        "٣",
+        "&",
+    ],
 )
 def test_unread(text: str) -> None:
     with pytest.raises((Unread, ZeroDivisionError)):

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
+from tests.helpers.data import data_path
 
 from broaden.errors import DataError, UsageError
 from broaden.records import Problem
@@ -26,7 +27,6 @@ from broaden.tasks.countdown_data import (
     split_of,
 )
 from broaden.tasks.expression import parse
-from tests.helpers.data import data_path
 
 
 def judge(answer: str, numbers: list[int], target: int, finish: str = "stop") -> object:
@@ -36,7 +36,9 @@ def judge(answer: str, numbers: list[int], target: int, finish: str = "stop") ->
 
 def test_prompt_wording_is_pinned() -> None:
     """The bundled model is trained on exactly this text."""
-    problem = next(p for p in load_problems("countdown", "test", limit=20).problems if len(p.extra["numbers"]) == 3)
+    problem = next(
+        p for p in load_problems("countdown", "test", limit=20).problems if len(p.extra["numbers"]) == 3
+    )
     numbers = ", ".join(map(str, problem.extra["numbers"]))
     assert [m.role for m in problem.messages] == ["user"]
     assert problem.messages[0].content == (
@@ -69,7 +71,10 @@ def test_limit_is_a_prefix_and_order_is_keyed() -> None:
     ten = [p.id for p in load_problems("countdown", "test", limit=10).problems]
     assert [p.id for p in load_problems("countdown", "test", limit=4).problems] == ten[:4]
     assert [p.id for p in load_problems("countdown", "test", limit=10, seed=1).problems] != ten
-    assert load_problems("countdown", "test", limit=10).problems == load_problems("countdown", "test", limit=10).problems
+    assert (
+        load_problems("countdown", "test", limit=10).problems
+        == load_problems("countdown", "test", limit=10).problems
+    )
 
 
 def test_a_small_space_is_listed_whole() -> None:
@@ -90,7 +95,9 @@ def test_hard_split_has_four_numbers() -> None:
 
 
 def test_options_change_the_ranges() -> None:
-    found = load_problems("countdown", "train", limit=3, count=2, low=5, high=9, target_low=20, target_high=90)
+    found = load_problems(
+        "countdown", "train", limit=3, count=2, low=5, high=9, target_low=20, target_high=90
+    )
     assert all(len(p.extra["numbers"]) == 2 for p in found.problems)
     assert all(5 <= n <= 9 for p in found.problems for n in p.extra["numbers"])
     assert all(20 <= p.extra["target"] <= 90 for p in found.problems)
@@ -98,7 +105,8 @@ def test_options_change_the_ranges() -> None:
 
 @pytest.mark.parametrize(
     ("split", "options"),
-    [("nope", {}), ("train", {"count": 9}), ("train", {"colour": 1}), ("train", {"low": 9, "high": 2}), ("train", {"prompt": "x"}),
+    [("nope", {}), ("train", {"count": 9}), ("train", {"colour": 1}), ("train", {"low": 9, "high": 2}),
+    ("train", {"prompt": "x"}),
      ("train", {"prompt": "paper"})],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(split: str, options: dict[str, object]) -> None:
@@ -172,7 +180,10 @@ def test_published_shapes(tmp_path: Path) -> None:
         {"nums": [3, 7, 12], "target": 22},
         {
             "messages": [
-                {"role": "user", "content": "Using the numbers [3, 7, 12], create an equation that equals 22."},
+                {
+                    "role": "user",
+                    "content": "Using the numbers [3, 7, 12], create an equation that equals 22.",
+                },
                 {"role": "assistant", "content": "<answer>3+7+12</answer>"},
             ]
         },
@@ -195,7 +206,10 @@ def test_unknown_columns_are_named(tmp_path: Path) -> None:
 
 
 def test_numbers_in_prompt() -> None:
-    assert numbers_in_prompt("Using the numbers [19, 36, 55, 7], create an equation that equals 65.") == ((19, 36, 55, 7), 65)
+    assert numbers_in_prompt("Using the numbers [19, 36, 55, 7], create an equation that equals 65.") == (
+        (19, 36, 55, 7),
+        65,
+    )
     assert numbers_in_prompt("nothing here") is None
 
 

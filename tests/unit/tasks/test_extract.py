@@ -80,7 +80,9 @@ def test_last_complete_tag_pair_wins(text: str, answer: str | None) -> None:
     assert last_tag(text, "stop").text == answer
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "\\", "\\boxed{1},", "<answer>", "</answer>", "</think>"])
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "{", "}", "\\", "\\boxed{1},", "<answer>", "</answer>", "</think>"]
+)
 def test_a_megabyte_is_scanned_in_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     start = time.perf_counter()

@@ -7,23 +7,29 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from tests.helpers.data import data_path
 
 from broaden.errors import DataError, MissingFileError
 from broaden.records import Problem
 from broaden.tasks import get, load_problems
 from broaden.tasks.files import read
+from broaden.tasks.gsm8k import value_of
 from broaden.tasks.numerals import number
-from tests.helpers.data import data_path
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("18", 18), ("18.", 18), ("18.00", 18), ("$18", 18), (r"\$18.00", 18), ("$18$", 18), ("1,800", 1800), (r"70\,000", 70000),
-        ("70{,}000", 70000), (r"\text{18}", 18), ("18 dollars", 18), (r"18\text{ dollars}", 18), ("-5", -5), ("−5", -5), ("+5", 5),
-        ("3/4", Fraction(3, 4)), (r"\frac{3}{4}", Fraction(3, 4)), (r"\dfrac34", Fraction(3, 4)), (r"2\frac{1}{2}", Fraction(5, 2)),
-        ("2 1/2", Fraction(5, 2)), ("0.5", Fraction(1, 2)), (".5", Fraction(1, 2)), ("**18**", 18), (r"\mathbf{18}", 18),
-        ("18 eggs per day", 18), (r"11,\! 111", 11111), ("192,000,000", 192000000), ("18 m", 18), ("$-5$", -5), ("-$5", -5),
+        ("18", 18), ("18.", 18), ("18.00", 18), ("$18", 18), (r"\$18.00", 18), ("$18$", 18), ("1,800", 1800),
+        (r"70\,000", 70000),
+        ("70{,}000", 70000), (r"\text{18}", 18), ("18 dollars", 18), (r"18\text{ dollars}", 18), ("-5", -5),
+        ("−5", -5), ("+5", 5),
+        ("3/4", Fraction(3, 4)), (r"\frac{3}{4}", Fraction(3, 4)), (r"\dfrac34", Fraction(3, 4)),
+        (r"2\frac{1}{2}", Fraction(5, 2)),
+        ("2 1/2", Fraction(5, 2)), ("0.5", Fraction(1, 2)), (".5", Fraction(1, 2)), ("**18**", 18),
+        (r"\mathbf{18}", 18),
+        ("18 eggs per day", 18), (r"11,\! 111", 11111), ("192,000,000", 192000000), ("18 m", 18), ("$-5$", -5),
+        ("-$5", -5),
         ("0016", 16), (r"\( 18 \)", 18),
     ],
 )  # fmt: skip
@@ -34,13 +40,28 @@ def test_numbers(text: str, value: int | Fraction) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "x", "42abc", "18 or 19", "18 and 19", "18 million", "18 percent", r"18\%", "18%", "2x", "18, 19", "1,80", "1,2345", "18 x",
-        "18 more than 4", "half", "3/0", "1e5", "--5", "5-", "18:30", "2^3", "4 10/3", "∞", "nan", "inf", "1..5", "18 squared", "7 dozen", "٣",
+        "", "x", "42abc", "18 or 19", "18 and 19", "18 million", "18 percent", r"18\%", "18%", "2x", "18, 19",
+        "1,80", "1,2345", "18 x",
+        "18 more than 4", "half", "3/0", "1e5", "--5", "5-", "18:30", "2^3", "4 10/3", "∞", "nan", "inf",
+        "1..5", "18 squared", "7 dozen", "٣",
     ],
 )  # fmt: skip
 def test_what_is_no_number_is_never_guessed(text: str) -> None:
     value = number(text)
     assert value is None or text == "4 10/3"
+
+
+@pytest.mark.parametrize(
+    ("box", "value"),
+    [
+        ("x = 18", 18), (r"12 + 6 = 18", 18), (r"25\%", 25), ("25%", 25), ("25 percent", 25), (r"\frac{36}{2}", 18), ("3 \\times 6", 18),
+        (r"18 \text{ cm}^2", 18), ("$18/hour", 18), ("18 miles/hour", 18), ("2.5 million", 2500000), ("18 or 19", None), ("42abc", None),
+        ("2x", None), ("(18, 19)", None), ("x", None), ("12 + 6 = 19", None), ("9!!!!", None), ("18 squared", None), ("half of 18", None),
+        ("2^{99999}", None),
+    ],
+)  # fmt: skip
+def test_what_a_box_says(box: str, value: int | None) -> None:
+    assert value_of(box) == value
 
 
 def test_no_tolerance() -> None:
@@ -53,9 +74,16 @@ def test_no_tolerance() -> None:
 
 def test_reward_rule() -> None:
     gsm8k, problem = get("gsm8k"), Problem("p", "gsm8k", (), "18")
-    rewards = [gsm8k.judge(problem, t, "stop").reward for t in (r"\boxed{18}", r"\boxed{19}", r"\boxed{nothing}", "18")]
+    rewards = [
+        gsm8k.judge(problem, t, "stop").reward
+        for t in (r"\boxed{18}", r"\boxed{19}", r"\boxed{nothing}", "18")
+    ]
     assert rewards == [1.0, 0.1, 0.0, 0.0]
-    assert gsm8k.judge(problem, r"\boxed{18.0}", "stop").ballot == gsm8k.judge(problem, r"\boxed{\$18}", "stop").ballot == "18"
+    assert (
+        gsm8k.judge(problem, r"\boxed{18.0}", "stop").ballot
+        == gsm8k.judge(problem, r"\boxed{\$18}", "stop").ballot
+        == "18"
+    )
     assert gsm8k.judge(problem, "no box", "length").reason == "truncated"
     assert gsm8k.judge(Problem("p", "gsm8k", (), "?"), r"\boxed{18}", "stop").score is None
 
@@ -71,7 +99,10 @@ def test_calculator_marks_never_reach_a_prompt(tmp_path: Path) -> None:
     (problem,) = load_problems("gsm8k", "train", file).problems
     assert "<<" not in "".join(m.content for m in problem.messages)
     assert [m.role for m in problem.messages] == ["system", "user"]
-    assert problem.messages[0].content == "Please reason step by step, and put your final answer within \\boxed{}."
+    assert (
+        problem.messages[0].content
+        == "Please reason step by step, and put your final answer within \\boxed{}."
+    )
 
 
 def test_gold_is_after_the_last_mark(tmp_path: Path) -> None:
@@ -82,12 +113,14 @@ def test_gold_is_after_the_last_mark(tmp_path: Path) -> None:
 
 def test_a_row_without_the_mark_is_an_error_that_names_it(tmp_path: Path) -> None:
     file = rows_file(tmp_path, {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "2"})
-    with pytest.raises(DataError, match="row 1.*####"):
+    with pytest.raises(DataError, match=r"row 1.*####"):
         load_problems("gsm8k", "train", file)
 
 
 def test_a_gold_that_is_no_number_is_a_bad_row(tmp_path: Path) -> None:
-    file = rows_file(tmp_path, {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "#### many"})
+    file = rows_file(
+        tmp_path, {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "#### many"}
+    )
     found = load_problems("gsm8k", "train", file)
     assert [p.gold for p in found.problems] == ["1"]
     assert found.bad[0].id == "train/1"
@@ -95,7 +128,9 @@ def test_a_gold_that_is_no_number_is_a_bad_row(tmp_path: Path) -> None:
 
 def test_broken_line_empty_file_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2"):
-        load_problems("gsm8k", "train", rows_file(tmp_path, {"question": "q", "answer": "#### 1"}, '{"question": '))
+        load_problems(
+            "gsm8k", "train", rows_file(tmp_path, {"question": "q", "answer": "#### 1"}, '{"question": ')
+        )
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     with pytest.raises(DataError, match="empty"):
