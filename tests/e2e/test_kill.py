@@ -37,7 +37,8 @@ sigma = 0.02
 alpha = 0.01
 max_new_tokens = 40
 """
-PATIENCE = 120.0
+PATIENCE = 240.0  # machines are shared
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -308,12 +309,14 @@ def test_an_interrupted_run_says_how_to_resume(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delay", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
 def test_an_interruption_before_the_first_update_is_an_interruption_too(
     start: Callable[..., Running], command: Command, config: Path, tmp_path: Path, whole: str, number: int, delay: float
 ) -> None:  # fmt: skip
+    """From the moment at which torch is being loaded; before that it is Python that starts."""
     run = tmp_path / "run"
     running = start("train", config, "--out", run)
+    running.wait_until(lambda: "libtorch" in Path(f"/proc/{running.process.pid}/maps").read_text())
     time.sleep(delay)
     assert running.end(number) == 130, running.log.read_text()
     assert "Traceback" not in running.log.read_text()

@@ -39,12 +39,20 @@ def build() -> typer.Typer:
     return app
 
 
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
-    if version:
+def _version(wanted: bool) -> None:
+    if wanted:
         from broaden import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
+    ),
+) -> None:
+    pass
 
 
 def main() -> None:

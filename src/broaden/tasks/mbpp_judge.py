@@ -33,7 +33,7 @@ class Candidate:
     """The other process and its two pipes."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        self.deadline = time.monotonic() + asked["seconds"]
+        self.deadline = time.monotonic() + asked["wall"]
         question_r, self.questions = os.pipe()
         self.answers, answer_w = os.pipe()
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mbpp_candidate.py")
@@ -67,7 +67,7 @@ class Candidate:
             try:
                 data = data[os.write(self.questions, data) :]
             except BrokenPipeError:
-                raise CandidateError("the process ended before its answer") from None
+                raise CandidateError(self.ended()) from None
 
     def line(self) -> dict[str, Any]:
         while b"\n" not in self.buffer:
@@ -76,7 +76,7 @@ class Candidate:
                 raise CandidateError("time limit")
             chunk = os.read(self.answers, 1 << 16)
             if not chunk:
-                raise CandidateError("the process ended before its answer")
+                raise CandidateError(self.ended())
             self.buffer += chunk
             if len(self.buffer) > 16 << 20:
                 raise CandidateError("the result is too large")
@@ -95,6 +95,13 @@ class Candidate:
         if "error" in out:
             raise CandidateError("raised " + str(out["error"])[:60])
         return decode(out.get("value"), self)
+
+    def ended(self) -> str:
+        """Why the pipe is closed: the kernel kills at the CPU limit."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        killed = self.process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+        return "time limit" if killed else "the process ended before its answer"
 
     def kill(self) -> None:
         """Ends the candidate and whatever it left behind."""
@@ -302,7 +309,7 @@ def main() -> None:
     asked["isolated"] = bool(flags)
     seconds = int(asked["seconds"]) + 3
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    signal.alarm(seconds + 2)
+    signal.alarm(int(asked["wall"]) + 5)
     status, note = judge(asked)
     while True:  # orphans of the candidate, where there is no process namespace
         try:

