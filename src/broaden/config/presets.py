@@ -50,9 +50,9 @@ GRPO: dict[str, dict[str, Any]] = {
         "scale": "none", "aggregation": "constant", "clip_low": 0.2, "clip_high": 0.2,
         "kl": 0.0, "learning_rate": 1e-6, "schedule": "constant",
     },
-    # The bundled model's: chosen on the probe split, see dev/LOG.md.
+    # The bundled model's: chosen on the probe split by dev/tune_demo.py, see dev/LOG.md.
     "nano": {
-        "prompts": 256, "group": 8, "minibatch": None, "learning_rate": 3e-4, "kl": 0.0, "temperature": 1.0,
+        "prompts": 256, "group": 8, "minibatch": None, "learning_rate": 1e-3, "kl": 0.0, "temperature": 1.0,
         "max_new_tokens": 48,
     },
 }  # fmt: skip
@@ -61,8 +61,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "es": {
         "paper-easy": {**_PAPER_ES, "updates": 234, "temperature": 0.0, "max_new_tokens": 2048},
         "paper-hard": {**_PAPER_ES, "updates": 630, "temperature": 0.6, "max_new_tokens": 8192},
-        # The bundled model's: chosen on the probe split, see dev/LOG.md.
-        "nano": {"members": 32, "prompts": 256, "sigma": 0.01, "alpha": 0.006, "temperature": 1.0,
+        # The bundled model's: chosen on the probe split by dev/tune_demo.py, see dev/LOG.md.
+        "nano": {"members": 32, "prompts": 256, "sigma": 0.01, "alpha": 0.012, "temperature": 1.0,
                  "max_new_tokens": 48},
     },
     "sft": {},

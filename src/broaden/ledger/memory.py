@@ -1,7 +1,7 @@
 """Memory plans: what a stage holds at once, by arithmetic on a model's sizes.
 
-A plan counts tensors that the code allocates, not the allocator's slack or the interpreter (say 0.5 GiB
-with torch). Phases that do not overlap (rollout, training) take the larger one. Not here: measuring.
+A plan counts tensors that the code allocates, not the allocator's slack or the interpreter with its libraries
+(0.3 to 0.5 GiB a process). Phases that do not overlap (rollout, training) take the larger one. Not here: measuring.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def plan_es(
         {
             "master (fp32)": 4 * parameters,
             "anchor theta_0 (fp32)": 4 * parameters if anchor else 0,
+            **({"copy that worker processes read (fp32)": 4 * parameters} if workers > 1 else {}),
             f"working copies ({workers} x {members_at_once})": workers
             * members_at_once
             * parameters

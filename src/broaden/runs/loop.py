@@ -132,6 +132,7 @@ class _Run:
         self.spent = Budget()
         self.began = time.monotonic()
         self.rewards: list[float] = []
+        self.told_flat = False
         self.signals: Signal | None = None
         self.optimizer: dict[str, torch.Tensor] | None = None
         self.interrupts = Interrupts(f"broaden train --resume {run.path}")
@@ -258,10 +259,23 @@ class _Run:
         self.at = Position(step + 1, index, record.step + 1, digest)
         self.spent += spent([stored])
         self.watcher.step(stored)
+        self._tell_flat(stored)
         reward = record.values.get("reward")
         if isinstance(stage, EsStage) and reward is not None:
             self.rewards.append(float(reward))
             check_collapse(self.rewards, stage.collapse)
+
+    def _tell_flat(self, record: StepRecord) -> None:
+        """Members that all earn the same move nothing: said once, since a row of zeros does not say why."""
+        v = record.values
+        if self.told_flat or v.get("reward_std") != 0.0:
+            return
+        self.told_flat = True
+        self.watcher.note(
+            f"update {record.step + 1}: every member had the reward {v['reward']:.3g}, so the weights stay as they are "
+            f"({v['truncated']:.0%} of responses truncated); more prompts, longer responses or another prompt form "
+            "would give the members something to differ in"
+        )
 
     def _pooled(self, record: StepRecord) -> dict[str, float | int | None]:
         """The signal pooled over the stage so far: one step cannot tell F = 1.1 from chance."""

@@ -67,7 +67,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="broaden-mbpp-", ignore_cleanup_errors=True) as folder:
         job = {
             "code": code, "tests": list(tests), "imports": list(imports), "setup": setup, "entry": list(entry),
-            "seconds": seconds, "wall": WALL * seconds, "memory": memory, "nonce": nonce, "folder": folder, "isolate": isolate,
+            "seconds": seconds, "wall": WALL * seconds, "memory": memory, "nonce": nonce, "folder": folder,
+            "isolate": isolate,
         }  # fmt: skip
         script = str(Path(__file__).with_name("mbpp_judge.py"))
         process = subprocess.Popen(

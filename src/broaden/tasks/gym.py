@@ -73,6 +73,10 @@ class GymTask(Family):
             return self.verdict("truncated" if found.missing == "truncated" else "no_answer")
         if len(found.text) > MAX_ANSWER:
             return self.verdict("limit", answer=found.text[:200], note=f"longer than {MAX_ANSWER} characters")
+        if "__" in found.text:
+            return self.verdict(
+                "unparseable", answer=found.text, note="a double underscore: not passed to a scorer"
+            )
         said = mathpool.shared().score_gym(problem.extra, found.text, SECONDS)
         if said.score is None:
             reason = (

@@ -1,7 +1,8 @@
 r"""The other side of `mathpool`: a process that runs math-verify where it can be killed.
 
-Started as a script (never imported by broaden): JSON lines in on stdin, JSON lines out on stdout. The process itself
-only loads math-verify once; every question is answered by a forked child with a memory limit, which is killed
+Started as a script (never imported by broaden): JSON lines in on stdin, JSON lines out on stdout. The process
+itself only
+loads math-verify once; every question is answered by a forked child with a memory limit, which is killed
 when the time is over and replaced by the next fork. So a hang, a crash or a memory bomb costs one answer.
 """
 
@@ -38,10 +39,19 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     import math_verify  # noqa: F401 - loaded before the fork, so that children start at once
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy")  # sympy may ask for it later, behind the fence
+
     child: tuple[int, int, int] | None = None
     _say({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
+        if asked.get("op") == "gym" and "reasoning_gym" not in sys.modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module("reasoning_gym")
+            if child is not None:
+                _end(child)
+                child = None
         if child is None:
             child = _fork(memory)
         answer = _ask(child, line, float(asked["seconds"]))
@@ -59,6 +69,26 @@ def _say(answer: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+DENIED = tuple(
+    "os.fork os.forkpty os.exec os.posix_spawn os.spawn os.system subprocess. pty. socket. ctypes. os.kill "
+    "shutil. os.chmod os.chown "
+    "os.link os.symlink os.truncate os.remove os.rename os.rmdir os.mkdir os.mkfifo os.putenv os.utime signal. "
+    "mmap.".split()
+)
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+
+
+def _fence(event: str, args: tuple[Any, ...]) -> None:
+    """In a child: a scorer that lets model text reach Python's eval can start nothing, send nothing and write
+    nothing."""
+    if event.startswith(DENIED):
+        raise PermissionError(f"{event} is not allowed here")
+    if event == "open":
+        _, mode, flags = args
+        if any(c in mode for c in "wax+") if isinstance(mode, str) else flags & WRITING:
+            raise PermissionError("writing is not allowed here")
+
+
 def _fork(memory: int) -> tuple[int, int, int]:
     """(pid, write end of its questions, read end of its answers)."""
     question_r, question_w = os.pipe()
@@ -72,6 +102,7 @@ def _fork(memory: int) -> tuple[int, int, int]:
             os.dup2(null, stream)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.addaudithook(_fence)
         _serve(question_r, answer_w)
         os._exit(0)
     os.close(question_r)

@@ -188,4 +188,5 @@ def main() -> None:
             reply({"error": type(error).__name__})
 
 
-main()
+if __name__ == "__main__":
+    main()

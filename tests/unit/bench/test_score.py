@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from broaden.bench.score import boxed, load_cases, score
 from tests.helpers.data import data_path
+
+from broaden.bench.score import boxed, load_cases, score
 
 
 def test_cases_are_the_judged_solutions_and_the_golds() -> None:

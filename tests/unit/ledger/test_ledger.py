@@ -106,6 +106,7 @@ def test_memory_of_es_has_no_optimiser() -> None:
     two = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16", workers=2)
     assert two.phases["rollout"]["KV cache"] == 2 * 6 * 64 * 64
     assert two.always["working copies (2 x 3)"] == 60_000
+    assert two.always["copy that worker processes read (fp32)"] == 20_000
 
 
 def test_memory_of_grpo_and_eval() -> None:

@@ -222,8 +222,11 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
 
 
 def test_constant_rewards_leave_the_center_alone(model: Path, tmp_path: Path) -> None:
-    result = runs.train(es_config(model), tmp_path / "run")  # fresh weights solve no Countdown: all rewards 0
+    watching = Watching()
+    # fresh weights solve no Countdown: all rewards 0
+    result = runs.train(es_config(model), tmp_path / "run", watcher=watching)
     assert result.center_hash == center_hash(load_model(model).weights)
+    assert len([n for n in watching.notes if "every member had the reward 0" in n]) == 1
 
 
 @pytest.mark.parametrize("control", ["random_z", "shuffled_rewards"])

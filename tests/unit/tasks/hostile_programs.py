@@ -17,8 +17,8 @@ _EQ = {
     "str": "class E(str):\n    def __eq__(self, o): return True\n    __hash__ = str.__hash__\n",
     "float": "class E(float):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n",
     "any": "from unittest.mock import ANY\nE = lambda *a: ANY\n",
-    "meta": "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\nclass K(metaclass=M): pass\nE = lambda *a: K\n",  # noqa: E501
-    "reflected": "class E:\n    def __eq__(self, o): return NotImplemented if False else True\n    def __radd__(self, o): return self\n",  # noqa: E501
+    "meta": "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\nclass K(metaclass=M): pass\nE = lambda *a: K\n",  # noqa: E501  # noqa: E501
+    "reflected": "class E:\n    def __eq__(self, o): return NotImplemented if False else True\n    def __radd__(self, o): return self\n",  # noqa: E501  # noqa: E501
 }
 _PATCH = [
     "import builtins\nbuiltins.AssertionError = type('A', (Exception,), {})",
@@ -59,7 +59,7 @@ _PROCESS = [
     "import os\nos.posix_spawn('/bin/touch', ['touch', MARK], {})",
     "import multiprocessing\nmultiprocessing.Process(target=print).start()",
     "import concurrent.futures as c\nc.ProcessPoolExecutor(50).submit(print)",
-    "import threading\n[threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start() for _ in range(500)]", "import pty\npty.spawn('/bin/sh')",  # noqa: E501
+    "import threading\n[threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start() for _ in range(500)]", "import pty\npty.spawn('/bin/sh')",  # noqa: E501  # noqa: E501
     "import ctypes\nctypes.CDLL(None).fork()", "import ctypes\nctypes.string_at(0)",
     "import _ctypes\n_ctypes.dlopen('libc.so.6', 2)", "import os\nos.setsid()",
     "import os\nos.nice(-10)", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",

@@ -20,6 +20,7 @@ class Dataset:
     str(self.seed % 100 + i), "metadata": {"i": i}}
     def score_answer(self, answer, entry):
         if answer == "hang": time.sleep(1000)
+        if answer.startswith("eval "): eval(answer[5:], {})  # as some of the real scorers do
         if answer == "crash": raise ValueError("no")
         return 1.0 if answer == entry["answer"] else 0.01
 def create_dataset(name, size=10, seed=0):
@@ -56,6 +57,26 @@ def test_generated_and_scored_in_workers() -> None:
     assert task.judge(problem, "<answer>crash</answer>", "stop").score is None
     hang = task.judge(problem, "<answer>hang</answer>", "stop")
     assert (hang.reason, hang.score) == ("timeout", None)
+    assert task.judge(problem, f"<answer>{problem.gold}</answer>", "stop").score == 1.0
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_scorer_that_evaluates_text_is_fenced(tmp_path: Path) -> None:
+    task, problem = get("gym:sums"), load_problems("gym:sums", limit=1, size=5).problems[0]
+    mark = tmp_path / "mark"
+    attacks = [
+        f"exec(\"import os; os.system('touch {mark}')\")",
+        f"open('{mark}', 'w').write('x')",
+        f"exec(\"import subprocess; subprocess.run(['touch', '{mark}'])\")",
+        f"exec(\"import os; os.open('{mark}', os.O_CREAT | os.O_WRONLY)\")",
+        f"exec(\"import ctypes; ctypes.CDLL(None).system(b'touch {mark}')\")",
+        'exec("import os; os.fork()")',
+        'exec("import socket; socket.socket()")',
+    ]
+    for attack in attacks:
+        assert task.judge(problem, f"<answer>eval {attack}</answer>", "stop").reason == "crashed"
+    assert task.judge(problem, "<answer>__import__('os')</answer>", "stop").reason == "unparseable"
+    assert not mark.exists()
     assert task.judge(problem, f"<answer>{problem.gold}</answer>", "stop").score == 1.0
 
 

@@ -81,7 +81,7 @@ def test_lenient_matches_are_borderline() -> None:
 
 def test_math_verify_is_the_last_resort_and_named() -> None:
     said = judge(r"\tan^2(y)+1", r"\boxed{\sec^2(y)}")
-    assert (said.reason, said.note, said.borderline) == ("correct", "math-verify", True)
+    assert (said.reason, said.note, said.borderline) == ("correct", "numeric probe", True)
     assert judge(r"\cot x", r"\boxed{\tan x}").reason == "wrong"
     recurrence = r"F_n = \sum_{k=0}^{n-1} F_k F_{n-k-1}"
     assert judge(recurrence, rf"\boxed{{{recurrence}}}").note == "equal as text"

@@ -118,7 +118,7 @@ def test_builtins_of_the_tests_cannot_be_shadowed() -> None:
 
 
 def test_the_candidate_sees_no_test() -> None:
-    code = "import gc, sys\ndef f(x):\n    seen = [o for o in gc.get_objects() if 'wanted_literal' in str(o)[:10000]]\n    return len([s for s in seen if 'f(' in str(s)])"  # noqa: E501
+    code = "import gc, sys\ndef f(x):\n    seen = [o for o in gc.get_objects() if 'wanted_literal' in str(o)[:10000]]\n    return len([s for s in seen if 'f(' in str(s)])"  # noqa: E501  # noqa: E501
     said = coderunner.run(code, ["assert f(1) == 0 or 'wanted_literal' == ''"], seconds=5)
     assert said.status == "passed"
 
