@@ -153,9 +153,7 @@ def compared(pair: Pair, unit: str, conditions: dict[str, Any]) -> Result:
     return Result(unit, mine, theirs, mine / theirs, spread(pair), conditions | measured)
 
 
-def by_size(
-    ours: Sequence[float], peer: Sequence[float], unit: str, conditions: dict[str, Any]
-) -> Result:
+def by_size(ours: Sequence[float], peer: Sequence[float], unit: str, conditions: dict[str, Any]) -> Result:
     """The result of two sides by size (bytes): ratio of medians, smaller is better."""
     mine, theirs = statistics.median(ours), statistics.median(peer)
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]

@@ -12,6 +12,7 @@ writes the same bits in float32, bfloat16 and float16.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ def run(settings: Settings) -> Result:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         copy = {n: torch.empty_like(t, dtype=dtype) for n, t in center.items()}
         pairs[str(dtype).removeprefix("torch.")] = alternate(
-            _did(weights, lambda out=copy: write_member(center, out, spec, 1, threads=threads)),
-            _did(weights, lambda out=copy: _peer_write(center, out, buffer)),
+            _did(weights, partial(write_member, center, copy, spec, 1, threads=threads)),
+            _did(weights, partial(_peer_write, center, copy, buffer)),
             rounds,
         )
     changed, changed_peer = ({n: t.clone() for n, t in center.items()} for _ in range(2))

@@ -1,16 +1,13 @@
-"""`broaden bench score`: this verifier against math-verify in one process, on judged GSM8K solutions and
-MATH-500 golds.
+"""`broaden bench score`: this verifier against math-verify in one process, on judged GSM8K solutions and MATH-500
+golds.
 
-Work: each of the judged solutions (its text after the last "A:" in a box) against its gold, and each MATH-500
-gold against
-itself. Both sides alternate; each round is timed whole; medians. Not here: whether the verdicts are right for
-other data
-(`broaden tasks verify`).
+Work: each of the judged solutions (its text after the last "A:" in a box) against its gold, and each MATH-500 gold
+against itself. Both sides alternate; each round is timed whole; medians. Peer: math-verify as its README uses it, with
+five seconds a call. Not here: whether the verdicts are right for other data (`broaden tasks verify`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -20,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from broaden.bench.harness import Pair, Result, Round, Settings, Unavailable, spread
 from broaden.records import Problem
 from broaden.tasks import get, load_problems
 from broaden.tasks.files import read
@@ -27,6 +25,21 @@ from broaden.tasks.files import read
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 Case = tuple[str, str, str, bool]
 """(task, gold, response, published verdict)."""
+
+
+def run(settings: Settings) -> Result:
+    """The bench: `--data` names the folder that holds gsm8k/ and math500/."""
+    folder = settings.data
+    if folder is None or not all((folder / name).is_dir() for name in ("gsm8k", "math500")):
+        raise Unavailable(
+            "no judged solutions here: --data FOLDER names a folder that holds gsm8k/ and math500/"
+        )
+    said = score(folder / "gsm8k", folder / "math500", settings.rounds_or(3), 40 if settings.quick else None)
+    cases, seconds = said["conditions"]["cases"], said["conditions"]
+    sides = [tuple(Round(cases, s, 0.0) for s in seconds[f"seconds_{side}"]) for side in ("ours", "peer")]
+    return Result(
+        said["unit"], said["ours"], said["peer"], said["ratio"], spread(Pair(*sides)), said["conditions"]
+    )
 
 
 def score(gsm8k: Path, math500: Path, rounds: int = 3, limit: int | None = None) -> dict[str, Any]:
@@ -122,9 +135,3 @@ def _math_verify(cases: Sequence[Case]) -> list[bool]:
         parsed = parse(f"\\boxed{{{gold}}}", parsing_timeout=5), parse(response, parsing_timeout=5)
         out.append(bool(verify(*parsed, timeout_seconds=5)))
     return out
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(json.dumps(score(Path(sys.argv[1]), Path(sys.argv[2])), indent=1) + "\n")

@@ -88,7 +88,13 @@ def countdown_prompts(subject: Subject, count: int, length: int | None = None) -
 
 
 def engine_for(
-    subject: Subject, *, eos: Collection[int], dtype: torch.dtype, threads: int, context: int, members: int = 1
+    subject: Subject,
+    *,
+    eos: Collection[int],
+    dtype: torch.dtype,
+    threads: int,
+    context: int,
+    members: int = 1,
 ) -> TorchEngine:
     """The own engine with the subject's weights in every member."""
     context = min(context, subject.spec.max_positions)
@@ -120,7 +126,9 @@ class Peer:
             max_position_embeddings=s.max_positions, rms_norm_eps=s.norm_eps, tie_word_embeddings=s.tied,
             rope_parameters={"rope_theta": s.rope_theta, "rope_type": "default"},
         )  # fmt: skip
-        self.model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        self.model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="sdpa"
+        ).eval()
         self.model.generation_config = GenerationConfig()
         self.eos, self.pad = sorted(eos), subject.tokenizer.pad_id
         self.load(subject.weights)

@@ -14,7 +14,19 @@ INTERRUPTED = 130
 
 def build() -> typer.Typer:
     """The application with all its commands."""
-    from broaden.cli import compare, demo, evaluate, frontier, match, models, replay, rescore, tasks, train
+    from broaden.cli import (
+        bench,
+        compare,
+        demo,
+        evaluate,
+        frontier,
+        match,
+        models,
+        replay,
+        rescore,
+        tasks,
+        train,
+    )
 
     app = typer.Typer(
         name="broaden",
@@ -34,6 +46,7 @@ def build() -> typer.Typer:
     app.command("match")(match.match)
     app.command("replay")(replay.replay)
     app.command("rescore")(rescore.rescore)
+    app.command("bench")(bench.bench)
     app.add_typer(tasks.app, name="tasks", help="List, show, check and verify tasks.")
     app.add_typer(models.app, name="models", help="List model sources, fetch one.")
     return app

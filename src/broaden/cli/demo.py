@@ -73,6 +73,7 @@ def demo(
     data["nulls"] = result.nulls
     data["spent"] = result.spent
     data["coverage_at_equal_pass@1"] = {arm: gap.to_json() for arm, gap in result.gaps.items()}
+    data["es_against_grpo's_trajectory"] = result.along_grpo.to_json() if result.along_grpo else None
     data["conditions"]["wall_seconds"] = time.monotonic() - began
     write_summary(folder, data)
     console = common.tables(as_json)
@@ -144,6 +145,12 @@ def _frontier(result: DemoResult, k: int, console: Console) -> None:
         cells = [f"{i.value:.3f} [{i.low:.3f}, {i.high:.3f}]" for i in (p.pass_1, p.pass_k)]
         table.add_row(p.arm, f"{p.temperature:g}", "" if p.step is None else str(p.step), *cells)
     console.print(table)
+    if result.along_grpo is not None:
+        g = result.along_grpo
+        console.print(
+            f"es against grpo at equal Pass@1, along grpo's trajectory: {g.gap.value:+.3f} "
+            f"[{g.gap.low:+.3f}, {g.gap.high:+.3f}] Pass@{k}", markup=False, soft_wrap=True,
+        )  # fmt: skip
     for arm, g in result.gaps.items():
         console.print(
             f"{arm}: at its Pass@1 of {g.pass_1.value:.3f} the base's own frontier has "

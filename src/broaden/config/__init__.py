@@ -7,6 +7,7 @@ from broaden.config.schema import (
     EngineConfig,
     EsStage,
     GrpoStage,
+    HeldOutConfig,
     ModelConfig,
     PopulationConfig,
     ProbeConfig,
@@ -16,7 +17,22 @@ from broaden.config.schema import (
 )
 
 __all__ = [
-    "BudgetConfig", "CheckpointConfig", "EngineConfig", "EsStage", "GrpoStage", "ModelConfig", "PopulationConfig",
-    "ProbeConfig", "RunConfig", "SftStage", "TaskConfig", "build_config", "config_hash", "diff",
-    "load_config", "to_dict", "to_toml",
-]  # fmt: skip
+    "BudgetConfig",
+    "CheckpointConfig",
+    "EngineConfig",
+    "EsStage",
+    "GrpoStage",
+    "HeldOutConfig",
+    "ModelConfig",
+    "PopulationConfig",
+    "ProbeConfig",
+    "RunConfig",
+    "SftStage",
+    "TaskConfig",
+    "build_config",
+    "config_hash",
+    "diff",
+    "load_config",
+    "to_dict",
+    "to_toml",
+]

@@ -198,6 +198,16 @@ class GrpoStage(Leaf):
 Stage = Annotated[EsStage | SftStage | GrpoStage, Field(discriminator="algo")]
 
 
+class HeldOutConfig(Leaf):
+    """A held-out skill that is probed with the rest: what training must not break."""
+
+    task: str = Field(description="A task's name.")
+    split: str | None = Field(None, description="Its split (default: the task's).")
+    data: str | None = Field(None, description="A local file of its problems.")
+    limit: int = Field(100, ge=1, description="Problems.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The task's own options.")
+
+
 class ProbeConfig(Leaf):
     """Evaluation on problems set apart, while training goes on."""
 
@@ -208,6 +218,7 @@ class ProbeConfig(Leaf):
     limit: int = Field(200, ge=1, description="Problems.")
     samples: int = Field(8, ge=1, description="Samples a problem.")
     temperature: float = Field(0.6, ge=0, description="Sampling temperature.")
+    held_out: tuple[HeldOutConfig, ...] = Field((), description="Other tasks probed at the same updates.")
 
     @model_validator(mode="after")
     def _no_copies(self) -> ProbeConfig:

@@ -76,7 +76,7 @@ class WorkerPool:
 
 
 class Worker:
-    """One process and its pipes."""
+    """One process and its pipes; `sent` counts the bytes sent to it."""
 
     def __init__(self, opening: Message, shared: int) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -86,6 +86,7 @@ class Worker:
         )  # fmt: skip
         self.conditions: dict[str, object] = {}
         self.told: Message = {}
+        self.sent = 0
         self._opening = opening
 
     def wait_ready(self) -> None:
@@ -101,7 +102,7 @@ class Worker:
         if self.process.stdin is None:
             raise WorkerError("the worker has no input pipe")
         try:
-            send(self.process.stdin, {**message, "once": new})
+            self.sent += send(self.process.stdin, {**message, "once": new})
         except (OSError, ValueError) as error:
             raise WorkerError(f"a worker process is gone: {error}") from error
 

@@ -10,11 +10,12 @@ from broaden.errors import WorkerError
 HEADER = 8
 
 
-def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    """Write one message and flush."""
+def send(pipe: IO[bytes], message: dict[str, Any]) -> int:
+    """Write one message and flush; returns its bytes."""
     raw = json.dumps(message).encode()
     pipe.write(len(raw).to_bytes(HEADER, "little") + raw)
     pipe.flush()
+    return HEADER + len(raw)
 
 
 def receive(pipe: IO[bytes]) -> dict[str, Any]:

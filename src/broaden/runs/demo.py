@@ -122,6 +122,7 @@ class DemoResult:
     spent: dict[str, dict[str, int]] = field(default_factory=dict)
     frontier: list[FrontierPoint] = field(default_factory=list)
     gaps: dict[str, CoverageGap] = field(default_factory=dict)
+    along_grpo: CoverageGap | None = None
     nulls: list[dict[str, float]] = field(default_factory=list)
     conditions: dict[str, Any] = field(default_factory=dict)
     example: tuple[str, str, str] | None = None
@@ -229,6 +230,15 @@ def _frontier(
             result.gaps[arm] = gap_to_frontier(
                 subset(sets[arm], ids), curve, settings.samples, seed=settings.seed
             )
+    way = [found for arm, t, _, found in points if arm == "grpo" and t == settings.temperature]
+    if way and "es" in settings.arms:
+        way = [
+            subset(sets["base"], ids),
+            *way,
+        ]  # GRPO's trajectory from the base on, at the demo's temperature
+        result.along_grpo = gap_to_frontier(
+            subset(sets["es"], ids), way, settings.samples, seed=settings.seed
+        )
     result.frontier = [_point(*point, settings.seed) for point in points]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from broaden import tasks
-from broaden.config import EsStage, GrpoStage, RunConfig, TaskConfig
+from broaden.config import EsStage, GrpoStage, HeldOutConfig, RunConfig, TaskConfig
 from broaden.errors import UsageError
 from broaden.models import nano
 from broaden.models.checkpoint import Model, load_model
@@ -30,6 +30,16 @@ BATCHED_PARAMETERS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeSet:
+    """Problems that are evaluated while training goes on; `overlap` of them are training problems too."""
+
+    name: str
+    task: Family
+    prompts: tuple[Prompt, ...]
+    overlap: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """What was loaded and checked."""
 
@@ -40,7 +50,7 @@ class Prepared:
     loaded: Loaded
     prompts: tuple[Prompt, ...]
     device: str
-    probe: tuple[Prompt, ...] = ()
+    probes: tuple[ProbeSet, ...] = ()
 
     @property
     def new_tokens(self) -> int:
@@ -63,9 +73,7 @@ def prepare(config: RunConfig) -> Prepared:
     prepared = Prepared(config, folder, model, task, loaded, prompts, device)
     if not config.probe.every:
         return prepared
-    probe = encode(model.tokenizer, probe_problems(config))
-    check_context(probe, prepared.new_tokens, model.spec.max_positions)
-    return replace(prepared, probe=probe)
+    return replace(prepared, probes=probe_sets(prepared))
 
 
 def longest_response(config: RunConfig) -> int:
@@ -73,14 +81,24 @@ def longest_response(config: RunConfig) -> int:
     return max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage | GrpoStage)), default=0)
 
 
-def probe_problems(config: RunConfig) -> list[Problem]:
-    """What the run is probed on; the training task's options hold for the same task only."""
-    probe = config.probe
-    same = probe.task is None or probe.task == config.task.name
-    options = config.task.options if same else {}
-    data = Path(probe.data) if probe.data is not None else None
-    task = tasks.get(probe.task or config.task.name)
-    return task.problems(probe.split, data, probe.limit, config.task.seed, **options)
+def probe_sets(prepared: Prepared) -> tuple[ProbeSet, ...]:
+    """The probe's own problems, then each held-out task's; the training task's options hold for itself only."""
+    config, probe = prepared.config, prepared.config.probe
+    own = probe.task or config.task.name
+    options = config.task.options if own == config.task.name else {}
+    wanted = [HeldOutConfig(task=own, split=probe.split, data=probe.data, limit=probe.limit, options=options)]
+    seen = {p.problem.messages for p in prepared.prompts}
+    out = []
+    for item in (*wanted, *probe.held_out):
+        task = tasks.get(item.task)
+        data = Path(item.data) if item.data is not None else None
+        split = item.split or task.default_split
+        problems = task.problems(split, data, item.limit, config.task.seed, **item.options)
+        prompts = encode(prepared.model.tokenizer, problems)
+        check_context(prompts, prepared.new_tokens, prepared.model.spec.max_positions)
+        overlap = sum(p.problem.messages in seen for p in prompts)
+        out.append(ProbeSet(f"{item.task}/{split}", task, prompts, overlap))
+    return tuple(out)
 
 
 def model_folder(config: RunConfig) -> Path:

@@ -279,7 +279,7 @@ def _join(a: _Tree, operator: str, b: _Tree) -> _Tree:
     return (f"{left} {operator} {right}", value, (*a[2], *b[2], (x, operator, y, value)), rank)
 
 
-_PROMPT_NUMBERS = re.compile(r"\[\s*([0-9]{1,6}(?:\s*,\s*|\s+)(?:[0-9]{1,6}(?:\s*,\s*|\s+)?){1,15})\]")
+_PROMPT_NUMBERS = re.compile(r"\[([0-9, ]{3,120})\]")
 _PROMPT_TARGET = re.compile(
     r"(?:equals?(?:\s+to)?|target(?:\s+of|\s+is|:)?)\s+\$?([0-9]{1,6})\b", re.IGNORECASE
 )
@@ -289,6 +289,7 @@ def numbers_in_prompt(text: str) -> tuple[tuple[int, ...], int] | None:
     """Numbers and target as a published prompt states them ("Using the numbers [3, 7, 12], ... equals 22")."""
     numbers = _PROMPT_NUMBERS.search(text[:5000])
     target = _PROMPT_TARGET.search(text[:5000])
-    if numbers is None or target is None:
+    found = re.findall(r"[0-9]+", numbers.group(1)) if numbers else []
+    if target is None or not 2 <= len(found) <= 16:
         return None
-    return tuple(int(n) for n in re.findall(r"[0-9]+", numbers.group(1))), int(target.group(1))
+    return tuple(int(n) for n in found), int(target.group(1))

@@ -94,5 +94,5 @@ class GymTask(Family):
             found.text,
             ballot,
             verifier,
-            note=f"score {said.score}",
+            note=f"the scorer raised {said.by}" if said.by else f"score {said.score}",
         )

@@ -88,7 +88,7 @@ class _Worker:
         if failed := said.get("failed"):
             return Answer(failed if failed in ("timeout", "memory") else "crashed")
         if "score" in said:
-            return Answer("scored", score=float(said["score"]))
+            return Answer("scored", str(said.get("raised", "")), score=float(said["score"]))
         if not said["parsed"]:
             return Answer("unread", gold_read=bool(said.get("gold", True)))
         return Answer("equal" if said["ok"] else "different", str(said["by"]))

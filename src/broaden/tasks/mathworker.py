@@ -170,12 +170,18 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     gold, answer = _parse(asked["gold"]), _parse(asked["answer"])
     if not gold or not answer:
         return {"ok": False, "parsed": False, "by": "", "gold": bool(gold)}
-    agreed = _probe(gold[0], answer[0])
+    try:
+        agreed = _probe(gold[0], answer[0])
+    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError, RecursionError):
+        agreed = None  # sympy cannot evaluate it
     if (
         agreed is not None
     ):  # values decide at once; simplification takes seconds and is loose about small numbers
         return {"ok": agreed, "parsed": True, "by": "numeric probe", "gold": True}
-    ok = bool(verify(gold, answer, timeout_seconds=None))
+    try:
+        ok = bool(verify(gold, answer, timeout_seconds=None))
+    except Exception as error:  # what it raises over it has not found equal
+        return {"ok": False, "parsed": True, "by": f"math-verify: {type(error).__name__}", "gold": True}
     return {"ok": ok, "parsed": True, "by": "math-verify", "gold": True}
 
 
@@ -191,7 +197,11 @@ def _gym(entry: dict[str, Any], answer: str) -> dict[str, Any]:
             entry["generator"], size=entry["size"], seed=entry["seed"]
         )
     made = _datasets[name]
-    return {"score": float(made.score_answer(answer=answer, entry=made[entry["index"]]))}
+    item = made[entry["index"]]
+    try:
+        return {"score": float(made.score_answer(answer=answer, entry=item))}
+    except Exception as error:  # an answer that breaks its scorer is not right
+        return {"score": 0.0, "raised": type(error).__name__}
 
 
 def _parse(text: str) -> list[Any]:

@@ -54,7 +54,8 @@ def test_generated_and_scored_in_workers() -> None:
     wrong = task.judge(problem, "<answer>x</answer>", "stop")
     assert (wrong.score, wrong.reward) == (0.0, 0.01)
     assert task.judge(problem, "no tag", "stop").reason == "no_answer"
-    assert task.judge(problem, "<answer>crash</answer>", "stop").score is None
+    broken = task.judge(problem, "<answer>crash</answer>", "stop")
+    assert (broken.score, broken.reward, broken.note) == (0.0, 0.0, "the scorer raised ValueError")
     hang = task.judge(problem, "<answer>hang</answer>", "stop")
     assert (hang.reason, hang.score) == ("timeout", None)
     assert task.judge(problem, f"<answer>{problem.gold}</answer>", "stop").score == 1.0
@@ -74,7 +75,10 @@ def test_a_scorer_that_evaluates_text_is_fenced(tmp_path: Path) -> None:
         'exec("import socket; socket.socket()")',
     ]
     for attack in attacks:
-        assert task.judge(problem, f"<answer>eval {attack}</answer>", "stop").reason == "crashed"
+        assert (
+            task.judge(problem, f"<answer>eval {attack}</answer>", "stop").note
+            == "the scorer raised PermissionError"
+        )
     assert task.judge(problem, "<answer>__import__('os')</answer>", "stop").reason == "unparseable"
     assert not mark.exists()
     assert task.judge(problem, f"<answer>{problem.gold}</answer>", "stop").score == 1.0
