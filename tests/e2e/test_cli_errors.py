@@ -137,6 +137,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "unknown engine": ([*EVAL, "--engine", "vlm"], ["vlm"]),
     "unknown dtype": ([*EVAL, "--dtype", "float8"], ["float8", "bfloat16"]),
+    "option without =": ([*EVAL, "--option", "count"], ["'count' is not key=value"]),
+    "unknown task option (eval)": ([*EVAL, "--option", "counts=4"], ["no option 'counts'"]),
+    "unknown prompt": ([*GSM8K, "good.jsonl", "--option", "prompt=mine"], ["no prompt preset 'mine'"]),
     "several tasks, one file": (["eval", NANO, "--task", "gsm8k,countdown", "--data", "x"], ["one task's file"]),
     # places
     "--out holds other files": ([*TRAIN, "--out", "folder"], ["folder is not empty and not a run"]),
@@ -250,6 +253,19 @@ def test_eval_into_another_evaluation_names_what_differs(command: Command) -> No
     assert done.code == 2
     assert "seed: 0 -> 1" in done.err
     assert tree(Path("samples")) == before
+
+
+def test_an_option_that_would_do_nothing_is_refused(command: Command) -> None:
+    command.ok(*EVAL, "--samples", "2", "--out", "a")
+    for option in (
+        ["--task", "countdown"],
+        ["--limit", "3"],
+        ["--temperature", "1"],
+        ["--option", "count=3"],
+    ):
+        done = command("compare", "a", "a", *option)
+        assert done.code == 2
+        assert f"drop {option[0]}" in done.err
 
 
 def test_comparing_different_problems_is_refused(command: Command) -> None:

@@ -7,6 +7,7 @@ as JSON, with the watch's figures under "memory".
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -45,6 +46,7 @@ class Watch:
 
     def start(self) -> None:
         """What is held now (interpreter, libraries, compiled kernels) is the base."""
+        _trim()
         self.base = self.peak = anonymous()
 
     def figures(self) -> dict[str, int]:
@@ -55,6 +57,13 @@ class Watch:
     def _look(self) -> None:
         while not self.stopped.wait(EVERY):
             self.peak = max(self.peak, anonymous())
+
+
+def _trim() -> None:
+    """Give freed heap back to the system (glibc), so that the base holds no room for what comes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def anonymous() -> int:

@@ -4,7 +4,7 @@ Work: 8 GSM8K test problems x 32 samples, up to 128 new tokens, temperature 0.6,
 token, answers extracted and judged. Ours is `evaluation.evaluate` with verdicts and the exact token entropy, as
 `broaden eval` runs it. Peer: `simple_evaluate` over its `hf` model with `repeats: 32`, batches of 64 (larger ones were
 no faster on two cores), top_k off, the prompt rendered beforehand so that both see the same ids, exact match as the
-metric. The rate counts samples.
+metric; model and task index are made once, outside of the clock. The rate counts samples.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ class Harness:
         self, subject: Subject, problems: Sequence[Problem], samples: int, new: int, folder: Path
     ) -> None:
         from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         self.model = HFLM(pretrained=str(subject.folder), device="cpu", dtype="bfloat16", batch_size=BATCH)
+        self.tasks = TaskManager(include_defaults=False)  # made once: indexing its own tasks takes seconds
         self.total = float(len(problems) * samples)
         rows = [{"prompt": subject.tokenizer.render(p.messages), "gold": p.gold} for p in problems]
         file = folder / "rows.jsonl"
@@ -99,7 +101,9 @@ class Harness:
         """One evaluation; returns samples."""
         from lm_eval import simple_evaluate
 
-        simple_evaluate(model=self.model, tasks=[dict(self.task)], bootstrap_iters=0, log_samples=False)
+        simple_evaluate(
+            model=self.model, tasks=[dict(self.task)], task_manager=self.tasks, bootstrap_iters=0, log_samples=False
+        )  # fmt: skip
         return self.total
 
 

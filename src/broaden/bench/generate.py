@@ -46,7 +46,7 @@ def ragged(settings: Settings, prompts: int = 64) -> Result:
     if subject.folder is None or settings.quick:
         asked = token_prompts(subject.spec, 16 if settings.quick else prompts, 20)
         asked = [p[: 8 + i % 12] for i, p in enumerate(asked)]
-        stops = frozenset(range(0, subject.spec.vocab, STOP_EVERY))
+        stops = frozenset(range(0, subject.spec.vocab, 5 if settings.quick else STOP_EVERY))
     else:
         asked = [subject.tokenizer.encode_chat([Message("user", text)]) for text in texts(prompts)]
         stops = subject.tokenizer.eos_ids

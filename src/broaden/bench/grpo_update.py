@@ -4,8 +4,8 @@ Work: SmolLM2-135M, 8 Countdown prompts x 8 completions of 64 tokens, KL term on
 optimiser step an update. Ours keeps the master and the optimiser's moments in float32. Peer: GRPOTrainer with bfloat16
 weights, the same settings, its sensible batch: 8 sequences a device and 8 accumulation steps, so that all 64
 completions are generated in one batch and logits exist for 8 sequences at once; `min_new_tokens` keeps lengths equal.
-Each side runs in processes of its own; the first update of a process is not counted. `memory_ratio`: peak anonymous
-memory above the libraries', ours / peer.
+Each side runs in processes of its own; the first update of a process is not counted. `memory_ratio`: highest anonymous
+memory of the whole process, ours / peer.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def run(settings: Settings) -> Result:
         raise Unavailable("TRL is not installed: pip install 'broaden[peers]'")
     rounds: dict[str, list[Round]] = {"ours": [], "peer": []}
     memory: dict[str, list[int]] = {"ours": [], "peer": []}
-    for _ in range(settings.rounds_or(2)):
+    for _ in range(settings.rounds or (1 if settings.quick else 2)):
         for side in rounds:
             said = call(f"broaden.bench.grpo_update:{side}", quick=settings.quick, threads=settings.threads)
             rounds[side] += [Round(1.0, s, 0.0) for s in said["seconds"]]
-            memory[side].append(said["memory"]["above"])
+            memory[side].append(said["memory"]["peak"])
     peaks = {side: max(found) for side, found in memory.items()}
     return compared(Pair(tuple(rounds["ours"]), tuple(rounds["peer"])), "updates/s", {
         "model": smollm2(settings.quick).source, "peer": f"trl {_version('trl')} GRPOTrainer",

@@ -11,6 +11,7 @@ import re
 import subprocess
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,39 @@ def conditions(threads: int) -> dict[str, Any]:
         "threads": threads,
         "load_average": load_average(),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """A reading of the clocks: wall, CPU seconds of the whole machine, and of this process with its ended children."""
+
+    wall: float
+    machine: float | None
+    own: float
+
+    @classmethod
+    def read(cls) -> Clocks:
+        """Now. The machine's is None where /proc/stat is not to be had."""
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return cls(time.perf_counter(), _busy_seconds(), own)
+
+    def others(self, later: Clocks) -> float | None:
+        """Cores that everything else kept busy between two readings, on average."""
+        if self.machine is None or later.machine is None:
+            return None
+        used = (later.machine - self.machine) - (later.own - self.own)
+        return max(0.0, used / (later.wall - self.wall))
+
+
+def _busy_seconds() -> float | None:
+    """CPU seconds that were neither idle nor waiting for a disk, since the machine started (steal included)."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, *rest = (int(w) for w in words[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def load_average() -> float | None:

@@ -1,7 +1,8 @@
 """`broaden bench memory`: peak anonymous memory of an ES update over that of inference alone.
 
-Work: SmolLM2-135M in bfloat16, 64 prompts of 40 ids, 128 forced tokens, the same slots (so the same KV cache). Peer:
-the own engine generating once, weights read into it from a mapped file. Ours: one update of `es.train` with N = 2, twice:
+Work: SmolLM2-135M in bfloat16, 64 prompts of 40 ids, 128 forced tokens, the same slots (so the same KV cache).
+Peer: the own engine generating once, its weights read from a mapped file. Ours: one update of `es.train` with N = 2,
+in two ways:
 
     as trained: fp32 center and theta_0 in ordinary memory, as `broaden train` holds them in one process (the ratio)
     mapped:     center and theta_0 in memory-mapped files (library only: `es.train` takes any tensors)
@@ -35,7 +36,7 @@ KINDS = ("trained", "mapped", "inference")
 def run(settings: Settings) -> Result:
     """See the module."""
     peaks: dict[str, list[dict[str, int]]] = {kind: [] for kind in KINDS}
-    for _ in range(settings.rounds_or(2)):
+    for _ in range(settings.rounds or (1 if settings.quick else 2)):
         for kind in KINDS:
             said = call(
                 "broaden.bench.memory:side", kind=kind, quick=settings.quick, threads=settings.threads

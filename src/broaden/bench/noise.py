@@ -5,12 +5,13 @@ Work: 134.5 M float32 weights in SmolLM2-135M's shapes, center -> working copy. 
 by `copy_`. torch draws normal numbers with one thread whatever the setting. The update is compared with N times
 `normal_` and `add_(alpha=)` into the center. What has no peer (restoring, checksum, drift) is timed alone.
 
-The ratio of the bench is that of the float32 copy; all rows stand in the conditions. `bits_equal`: every backend
-writes the same bits in float32, bfloat16 and float16.
+The ratio of the bench is that of the float32 copy; all rows stand in the conditions, by the clock and in CPU
+seconds. `bits_equal`: every backend writes the same bits in float32, bfloat16 and float16.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -48,9 +49,12 @@ def run(settings: Settings) -> Result:
         _did(MEMBERS * weights, lambda: _peer_update(changed_peer, buffer, z)),
         max(1, rounds // 2),
     )
-    copy = {n: torch.empty_like(t) for n, t in center.items()}
-    alone = {
-        "restore (write_center) float32": lambda: write_center(center, copy),
+    copies = [
+        {n: torch.empty_like(t, dtype=d) for n, t in center.items()} for d in (torch.float32, torch.bfloat16)
+    ]
+    alone: dict[str, Callable[[], Any]] = {
+        "write_center float32": lambda: write_center(center, copies[0]),
+        "write_center bfloat16": lambda: write_center(center, copies[1]),
         "center_hash": lambda: center_hash(center),
         "drift": lambda: drift(changed, center),
     }
@@ -107,8 +111,16 @@ def _peer_update(center: Weights, buffer: torch.Tensor, z: list[float]) -> None:
 
 def _row(name: str, pair: Pair) -> dict[str, Any]:
     mine, theirs = rate(pair.ours), rate(pair.peer)
-    return {"what": name, "ours": mine, "peer": theirs, "ratio": mine / theirs}
+    cpu = _cpu(pair.ours), _cpu(pair.peer)
+    return {
+        "what": name, "ours": mine, "peer": theirs, "ratio": mine / theirs, "cpu_seconds": cpu[0],
+        "peer_cpu_seconds": cpu[1], "cpu_ratio": cpu[1] / cpu[0],
+    }  # fmt: skip
 
 
 def _alone(name: str, rounds: tuple[Round, ...]) -> dict[str, Any]:
-    return {"what": name, "ours": rate(rounds), "peer": None, "ratio": None}
+    return {"what": name, "ours": rate(rounds), "peer": None, "ratio": None, "cpu_seconds": _cpu(rounds)}
+
+
+def _cpu(rounds: tuple[Round, ...]) -> float:
+    return statistics.median(r.cpu for r in rounds)

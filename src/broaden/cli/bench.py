@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,8 @@ from broaden.cli import common
 from broaden.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from broaden.bench.harness import Result
     from broaden.bench.registry import Bench
 
@@ -116,9 +118,20 @@ def _show(results: Results) -> None:
         )  # fmt: skip
     console.print(table)
     for b, r in results:
-        for row in r.conditions.get("rows", ()):
-            console.print(
-                f"{b.name}: {row['what']}: {number(row['ours'])} {r.unit}"
-                + (f", peer {number(row['peer'])}, ratio {row['ratio']:.3g}" if row["ratio"] else ""),
-                markup=False, soft_wrap=True,
-            )  # fmt: skip
+        if rows := r.conditions.get("rows"):
+            console.print(_rows(b.name, r.unit, rows))
+
+
+def _rows(name: str, unit: str, rows: list[dict[str, Any]]) -> Table:
+    """The parts of a bench that has several."""
+    from rich.table import Table
+
+    from broaden.bench.registry import number
+
+    table = Table(name, unit, "peer", "ratio", "CPU s", "peer CPU s", "by CPU")
+    for row in rows:
+        cells = [
+            row.get(k) for k in ("ours", "peer", "ratio", "cpu_seconds", "peer_cpu_seconds", "cpu_ratio")
+        ]
+        table.add_row(row["what"], *("" if c is None else number(c) for c in cells))
+    return table

@@ -18,6 +18,10 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; everything else on stderr.")
 ]
 
+TaskOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="A task option as key=value; may be repeated.")
+]
+
 
 def stderr() -> Console:
     """A console on standard error, where all talk goes under --json."""
@@ -69,6 +73,19 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     if min(values) <= 0:
         raise UsageError(f"--temperatures {text}: all must be above 0", "--temperatures 0.1,0.6,1.0")
     return tuple(dict.fromkeys(values))
+
+
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """`key=value` pairs; whole numbers become int. Raises UsageError."""
+    from broaden.errors import UsageError
+
+    out: dict[str, Any] = {}
+    for text in given or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--option {text!r} is not key=value", "for example --option count=4")
+        out[key] = int(value) if value.lstrip("-").isdigit() else value
+    return out
 
 
 def tables(as_json: bool) -> Console:

@@ -26,6 +26,7 @@ def compare(
     max_new_tokens: ev.NewTokens = 2048,
     k: ev.K = None,
     seed: ev.Seed = 0,
+    option: common.TaskOption = None,
     device: ev.Device = "auto",
     dtype: ev.Dtype = "float32",
     workers: ev.Workers = 1,
@@ -48,12 +49,17 @@ def compare(
     fresh = [a for a in arms if not _stored(a)]
     if fresh and task is None:
         raise UsageError(f"{fresh[0]} is not evaluated yet", "give --task and the options of broaden eval")
-    if not fresh and task is not None:
-        raise UsageError("--task is for arms that are not evaluated yet; all of these are", "drop --task")
+    given = {"task": task, "split": split, "data": data, "limit": limit, "samples": samples,
+             "temperature": temperature, "option": option}  # fmt: skip
+    unused = [f"--{name}" for name, value in given.items() if value is not None]
+    if not fresh and unused:
+        raise UsageError(
+            f"{unused[0]} is for arms that are not evaluated yet; all of these are", f"drop {unused[0]}"
+        )
     settings = EvalSettings(
         task=task or "", split=split, data=str(data) if data else None, limit=limit, samples=samples or 32,
         temperature=0.6 if temperature is None else temperature, max_new_tokens=max_new_tokens, seed=seed,
-        device=device, dtype=dtype, workers=workers,
+        device=device, dtype=dtype, workers=workers, options=common.parse_options(option),
     )  # fmt: skip
     names = numbered([label_of(a) for a in arms])
     folder = out or Path("runs") / "compare"

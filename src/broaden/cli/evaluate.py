@@ -43,6 +43,7 @@ def evaluate(
     max_new_tokens: NewTokens = 2048,
     k: K = None,
     seed: Seed = 0,
+    option: common.TaskOption = None,
     engine: Engine = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -81,7 +82,7 @@ def evaluate(
         settings = EvalSettings(
             task=name, split=split, data=str(data) if data else None, limit=limit, samples=m,
             temperature=0.6 if temperature is None else temperature, max_new_tokens=max_new_tokens, seed=seed,
-            engine=engine, device=device, dtype=dtype, workers=workers,
+            engine=engine, device=device, dtype=dtype, workers=workers, options=common.parse_options(option),
         )  # fmt: skip
         folder = out or Path("runs") / f"eval-{label_of(model)}"
         documents[name] = _one(

@@ -29,6 +29,7 @@ def frontier(
     samples: ev.Samples = None,
     max_new_tokens: ev.NewTokens = 2048,
     seed: ev.Seed = 0,
+    option: common.TaskOption = None,
     device: ev.Device = "auto",
     dtype: ev.Dtype = "float32",
     workers: ev.Workers = 1,
@@ -52,6 +53,7 @@ def frontier(
     settings = EvalSettings(
         task=task, split=split, data=str(data) if data else None, limit=limit, samples=m,
         max_new_tokens=max_new_tokens, seed=seed, device=device, dtype=dtype, workers=workers,
+        options=common.parse_options(option),
     )  # fmt: skip
     names = numbered([label_of(x) for x in models])
     base: list[SampleSet] = []

@@ -18,9 +18,6 @@ Name = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="A file, or a folder that holds one named after the split.")]
 Split = Annotated[str | None, typer.Option(help="The data set's own split name.")]
-Option = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="A task option as key=value; may be repeated.")
-]
 
 
 @app.command("ls")
@@ -61,7 +58,8 @@ def ls(as_json: common.Json = False) -> int:
 def show(
     name: Name, data: Data = None, split: Split = None, index: Annotated[int, typer.Option(min=0,
     help="Which problem.")] = 0,
-    seed: Annotated[int, typer.Option(help="The data seed.")] = 0, option: Option = None, as_json: common.Json = False,
+    seed: Annotated[int, typer.Option(help="The data seed.")] = 0, option: common.TaskOption = None,
+    as_json: common.Json = False,
 ) -> int:  # fmt: skip
     """Show one problem as the model is asked it.
 
@@ -70,7 +68,7 @@ def show(
     from broaden import tasks
     from broaden.errors import UsageError
 
-    loaded = tasks.load_problems(name, split, data, index + 1, seed, **_options(option))
+    loaded = tasks.load_problems(name, split, data, index + 1, seed, **common.parse_options(option))
     if len(loaded.problems) <= index:
         raise UsageError(
             f"there are {len(loaded.problems)} problems", f"use --index 0 to {len(loaded.problems) - 1}"
@@ -96,7 +94,7 @@ def check(
     against: Annotated[Path | None, typer.Option(help="Another file: which problems stand in both.")] = None,
     against_task: Annotated[str | None, typer.Option(help="The other file's task, where it is another one.")] = None,
     model: Annotated[str | None, typer.Option(help="Count the longest prompt in this model's tokens.")] = None,
-    option: Option = None, as_json: common.Json = False,
+    option: common.TaskOption = None, as_json: common.Json = False,
 ) -> int:  # fmt: skip
     """Look at a data set: rows, bad rows by id and reason, golds, duplicates, overlap, longest prompt.
 
@@ -105,7 +103,9 @@ def check(
     from broaden.tasks.check import check as look
 
     tokens = _counter(model) if model is not None else None
-    found = look(name, split, data, limit, seed, against, against_task, tokens, **_options(option))
+    found = look(
+        name, split, data, limit, seed, against, against_task, tokens, **common.parse_options(option)
+    )
     if as_json:
         common.print_json(found.to_json())
     else:
@@ -160,19 +160,6 @@ def audit(
     else:
         common.stdout().print(found.text(), markup=False, soft_wrap=True)
     return 1 if found.differs else 0
-
-
-def _options(given: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs; whole numbers become int. Raises UsageError."""
-    from broaden.errors import UsageError
-
-    out: dict[str, Any] = {}
-    for text in given or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--option {text!r} is not key=value", "for example --option count=4")
-        out[key] = int(value) if value.lstrip("-").isdigit() else value
-    return out
 
 
 def _counter(model: str) -> Any:

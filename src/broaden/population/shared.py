@@ -39,7 +39,7 @@ def shared_file(total: int) -> IO[bytes]:
     for parent in ("/dev/shm", None):
         if parent is not None and not os.access(parent, os.W_OK):
             continue
-        file = tempfile.TemporaryFile(prefix="broaden-", dir=parent)
+        file = tempfile.TemporaryFile(prefix="broaden-", dir=parent)  # noqa: SIM115 (the caller closes it)
         try:
             if sys.platform == "linux":
                 os.posix_fallocate(file.fileno(), 0, size_of(total))

@@ -7,13 +7,13 @@ the agreement with the authors' judged solutions stand in docs/tasks/gsm8k.md. N
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
 from broaden.errors import DataError, UsageError
-from broaden.records import FinishReason, Problem, Verdict
+from broaden.records import FinishReason, Message, Problem, Verdict
 from broaden.tasks.algebra import LimitError
 from broaden.tasks.answers import read
 from broaden.tasks.base import BadRow, Family, system_user, user
@@ -24,6 +24,18 @@ from broaden.tasks.numerals import MAX_LENGTH, number, show
 from broaden.tasks.spelling import Unread
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+EXAMPLES = (
+    (
+        "Tom has 3 boxes with 4 pens each. He gives away 5 pens. How many pens are left?",
+        "Tom has 3 * 4 = 12 pens. After giving away 5 he has 12 - 5 = 7 pens. The answer is \\boxed{7}.",
+    ),
+    (
+        "A book costs $8 and a pen costs $2. How much do 2 books and 3 pens cost?",
+        "The books cost 2 * 8 = 16 dollars. The pens cost 3 * 2 = 6 dollars. Together they cost 16 + 6 = 22 dollars. "
+        "The answer is \\boxed{22}.",
+    ),
+)
+"""Ours, not the data set's: shown as earlier turns by prompt=examples, for models that never write a box unasked."""
 _MARK = re.compile(r"<<[^<>]*>>")
 
 
@@ -40,10 +52,10 @@ class GSM8K(Family):
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]
     ) -> Iterator[Problem | BadRow]:
         preset = options["prompt"]
-        if preset not in ("paper", "plain"):
+        if preset not in PROMPTS:
             raise UsageError(
                 f"gsm8k has no prompt preset {preset!r}",
-                "use prompt=paper or prompt=plain (no system message)",
+                "use prompt=paper, prompt=plain (no system message) or prompt=examples (two solved ones first)",
             )
         path = find(data, split) if data is not None else None
         for at, row in rows_of(self, path, split):
@@ -84,6 +96,18 @@ def value_of(answer: str) -> Fraction | None:
     return value if value is not None and value.numerator.bit_length() < 1000 else None
 
 
+def _with_examples(question: str) -> tuple[Message, ...]:
+    turns = [m for asked, solved in EXAMPLES for m in (Message("user", asked), Message("assistant", solved))]
+    return (Message("system", SYSTEM), *turns, Message("user", question))
+
+
+PROMPTS: Mapping[str, Callable[[str], tuple[Message, ...]]] = {
+    "paper": lambda question: system_user(SYSTEM, question),
+    "plain": lambda question: user(f"{question}\n\n{SYSTEM}"),
+    "examples": _with_examples,
+}
+
+
 def gold_of(answer: str) -> str | None:
     """The text after the last `####`, or None where there is no such mark."""
     _head, mark, tail = answer.rpartition("####")
@@ -105,6 +129,6 @@ def from_row(row: Row, id: str, where: str, preset: str) -> Problem | BadRow:
     if value is None:
         return BadRow(id, f"the gold {gold[:60]!r} is not a number")
     question = _MARK.sub("", question)
-    messages = system_user(SYSTEM, question) if preset == "paper" else user(f"{question}\n\n{SYSTEM}")
+    messages = PROMPTS[preset](question)
     extra = {"published_gold": gold} if gold != show(value) else {}
     return Problem(id, "gsm8k", messages, show(value), extra)

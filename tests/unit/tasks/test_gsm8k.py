@@ -12,8 +12,9 @@ from tests.helpers.data import data_path
 from broaden.errors import DataError, MissingFileError
 from broaden.records import Problem
 from broaden.tasks import get, load_problems
+from broaden.tasks.base import user
 from broaden.tasks.files import read
-from broaden.tasks.gsm8k import value_of
+from broaden.tasks.gsm8k import EXAMPLES, SYSTEM, from_row, value_of
 from broaden.tasks.numerals import number
 
 
@@ -175,3 +176,15 @@ def test_agreement_with_the_judged_solutions() -> None:
             cases += 1
     assert cases == 5276
     assert agree / cases >= 0.995
+
+
+def test_examples_are_earlier_turns_whose_own_answers_are_right() -> None:
+    row = {"question": "What is 1 + 1?", "answer": "#### 2"}
+    problem = from_row(row, "test/0", "here", "examples")
+    assert isinstance(problem, Problem)
+    roles = [m.role for m in problem.messages]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert (problem.messages[0].content, problem.messages[-1].content) == (SYSTEM, "What is 1 + 1?")
+    for (asked, solved), gold in zip(EXAMPLES, ("7", "22"), strict=True):
+        example = Problem("e", "gsm8k", user(asked), gold)
+        assert get("gsm8k").judge(example, solved, "stop").score == 1.0
