@@ -59,7 +59,7 @@ def run(settings: Settings) -> Result:
         "drift": lambda: drift(changed, center),
     }
     rows = [_row(f"write_member {name}", pair) for name, pair in pairs.items()]
-    rows.append(_row(f"apply_update N = {MEMBERS} (member-weights)", update))
+    rows.append(_row(f"apply_update N = {MEMBERS} (× members)", update))
     rows += [_alone(name, repeat(_did(weights, work), rounds)) for name, work in alone.items()]
     conditions = {
         "peer": "torch normal_ into a buffer, then add (and cast)",

@@ -6,7 +6,6 @@ Nothing heavy is imported before a bench runs. Not here: the works and their pee
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 from broaden.bench.harness import Result, Settings, Unavailable
 from broaden.errors import UsageError
 
-BUSY = 1.5
-"""Load average from which on a result says that the machine was busy."""
+BUSY = 0.15
+"""Cores kept busy by other processes from which on a result says that the machine was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def run(bench: Bench, settings: Settings) -> Result:
     from broaden.engines.lanes import torch_threads
 
     here = machine.conditions(settings.threads) | {"quick": settings.quick}
-    load, began = machine.load_average(), time.perf_counter()
+    began = machine.Clocks.read()
     module, _, function = bench.function.partition(":")
     try:
         with torch_threads(settings.threads), torch.random.fork_rng():
@@ -86,9 +85,12 @@ def run(bench: Bench, settings: Settings) -> Result:
             result: Result = work(settings, **bench.options)
     except Unavailable as reason:
         return Result("", conditions=here, skipped=str(reason))
+    ended = machine.Clocks.read()
+    others = began.others(ended)
     here |= {
-        "busy": load is not None and load >= BUSY,
-        "bench_seconds": round(time.perf_counter() - began, 1),
+        "bench_seconds": round(ended.wall - began.wall, 1),
+        "other_cores": None if others is None else round(others, 3),
+        "busy": others is not None and others >= BUSY,
     }
     return replace(result, conditions=here | result.conditions)
 
@@ -123,5 +125,7 @@ def remarks(result: Result) -> str:
 
 
 def number(value: float) -> str:
-    """Three or more figures, thousands apart."""
+    """Three or more figures, thousands apart; millions as such."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.3g} M" if abs(value) < 1e9 else f"{value / 1e6:,.0f} M"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

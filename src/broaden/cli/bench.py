@@ -11,7 +11,7 @@ from broaden.cli import common
 from broaden.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from broaden.bench.harness import Result
     from broaden.bench.registry import Bench
@@ -80,9 +80,9 @@ def _ls(as_json: bool) -> int:
             }
         )
         return 0
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("bench", "work", "peer", "ratio to reach")
+    table = Table(Column("bench", no_wrap=True), "work", "peer", "ratio to reach")
     for b in BENCHES:
         table.add_row(b.name, b.work, b.peer, b.target)
     common.stdout().print(table)
@@ -101,12 +101,12 @@ def _write(folder: Path, name: str, results: Results) -> None:
 
 
 def _show(results: Results) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from broaden.bench.registry import number, remarks
 
     console = common.stdout()
-    table = Table("bench", "ours", "peer", "ratio", "spread", "to reach", "")
+    table = Table(Column("bench", no_wrap=True), "ours", "peer", "ratio", "spread", "to reach", "")
     for b, r in results:
         if r.ours is None or r.peer is None or r.ratio is None:
             table.add_row(b.name, "", "", "", "", b.target, f"skipped: {r.skipped}")
@@ -124,11 +124,11 @@ def _show(results: Results) -> None:
 
 def _rows(name: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     """The parts of a bench that has several."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from broaden.bench.registry import number
 
-    table = Table(name, unit, "peer", "ratio", "CPU s", "peer CPU s", "by CPU")
+    table = Table(Column(name, no_wrap=True), unit, "peer", "ratio", "CPU s", "peer", "ratio")
     for row in rows:
         cells = [
             row.get(k) for k in ("ours", "peer", "ratio", "cpu_seconds", "peer_cpu_seconds", "cpu_ratio")

@@ -102,6 +102,7 @@ class Evaluator:
         self.folder = model_path(source)
         self.model: Model = load_model(self.folder)
         prompts = encode(self.model.tokenizer, self.loaded.problems)
+        self.problems = [p.problem for p in prompts]
         check_context(prompts, settings.max_new_tokens, self.model.spec.max_positions)
         self.longest = max(len(p.ids) for p in prompts)
         self.prompt_tokens = sum(len(p.ids) for p in prompts)
@@ -120,7 +121,7 @@ class Evaluator:
     @property
     def total(self) -> int:
         """Samples of one evaluation."""
-        return len(self.loaded.problems) * self.settings.samples
+        return len(self.problems) * self.settings.samples
 
     def run(
         self,
@@ -141,15 +142,15 @@ class Evaluator:
         engine = self._engine(self.model.weights if weights is None else weights)
         sampling = s.sampling(temperature)
         drawn_under = {
-            **conditions(engine, self.task, self.loaded.problems, samples=s.samples, sampling=sampling, seed=s.seed),
+            **conditions(engine, self.task, self.problems, samples=s.samples, sampling=sampling, seed=s.seed),
             "model": fingerprint or self.model.fingerprint, "split": self.split, "dtype": s.dtype,
         }  # fmt: skip
         existing: list[Sample] = []
         if store is not None:
-            store.start(s.task, self.loaded.problems, drawn_under)
+            store.start(s.task, self.problems, drawn_under)
             existing = store.read_samples()
         found = evaluate(
-            engine, self.model.tokenizer, self.task, self.loaded.problems, samples=s.samples, sampling=sampling,
+            engine, self.model.tokenizer, self.task, self.problems, samples=s.samples, sampling=sampling,
             seed=s.seed, sink=store.append if store is not None else None, existing=existing,
             on_progress=on_progress, chunk=max(1, CHUNK_SAMPLES // s.samples),
         )  # fmt: skip

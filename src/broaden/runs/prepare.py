@@ -128,7 +128,12 @@ def load_task(config: TaskConfig) -> Loaded:
 
 
 def encode(tokenizer: ChatTokenizer, problems: Sequence[Problem]) -> tuple[Prompt, ...]:
-    """Render and tokenise each problem with the model's own chat template."""
+    """Render and tokenise each problem with the model's own chat template.
+
+    Where the template ends with an opened `<think>`, the problems say so: one that is never closed holds no answer.
+    """
+    if problems and tokenizer.render(problems[0].messages).rstrip().endswith("<think>"):
+        problems = [replace(p, extra={**p.extra, "thinking": True}) for p in problems]
     return tuple(Prompt(p, tokenizer.encode_chat(p.messages)) for p in problems)
 
 

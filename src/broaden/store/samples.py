@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class SampleStore:
             "schema": SCHEMA_VERSION,
             "task": task,
             "conditions": dict(conditions),
-            "problems": [p.to_json() for p in problems],
+            "problems": [shown(p).to_json() for p in problems],
         }
         if not self.exists():
             self.check_free()
@@ -129,6 +129,14 @@ class SampleStore:
 
 def _count(conditions: Mapping[str, Any]) -> int:
     return int(conditions.get("samples", 0))
+
+
+def shown(problem: Problem) -> Problem:
+    """What of a problem is written: all of it, or for a private one (GPQA) its id, letters and gold letter alone."""
+    if not problem.extra.get("private"):
+        return problem
+    kept = {k: v for k, v in problem.extra.items() if k in ("letters", "shuffle_seed", "private", "thinking")}
+    return replace(problem, messages=(), extra=kept)
 
 
 def to_parquet(samples: Sequence[Sample]) -> bytes:

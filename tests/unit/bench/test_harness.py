@@ -8,6 +8,7 @@ import pytest
 
 from broaden.bench import harness, registry
 from broaden.bench.harness import Pair, Result, Round, Settings, alternate, by_size, compared
+from broaden.bench.machine import Clocks
 from broaden.bench.population import efficiency
 from broaden.bench.subjects import cut
 from broaden.errors import MetricError, UsageError
@@ -73,6 +74,18 @@ def test_rounds() -> None:
 )
 def test_dealing_to_workers(seconds: list[float], workers: int, expected: float) -> None:
     assert efficiency(seconds, workers) == expected
+
+
+def test_what_others_used_is_the_rest() -> None:
+    began, ended = Clocks(10.0, 100.0, 3.0), Clocks(20.0, 118.0, 13.0)
+    assert began.others(ended) == 0.8
+    assert began.others(Clocks(20.0, 105.0, 13.0)) == 0.0
+    assert began.others(Clocks(20.0, None, 13.0)) is None
+
+
+def test_figures() -> None:
+    said = [registry.number(x) for x in (0.0123, 12.345, 1234.5, 9.97e7, 4.4e9)]
+    assert said == ["0.0123", "12.3", "1,234", "99.7 M", "4,400 M"]
 
 
 def test_a_completion_ends_with_its_first_stop() -> None:
