@@ -62,7 +62,9 @@ def _restore(hint: Any, value: Any) -> Any:
         return hint.from_json(value)
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)
-        return tuple(_restore(inner[0], v) for v in value) if inner and inner[-1] is Ellipsis else tuple(value)
+        return (
+            tuple(_restore(inner[0], v) for v in value) if inner and inner[-1] is Ellipsis else tuple(value)
+        )
     return value
 
 

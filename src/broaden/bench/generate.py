@@ -23,6 +23,7 @@ from broaden.seeds import stream
 STOP_EVERY = 97
 TOPICS = (
     "the sea", "a railway station", "bread", "winter", "the number seven", "a lighthouse", "old maps", "rain",
+    "a market", "clocks", "the moon", "a violin", "tea", "a long bridge", "snow", "honey",
 )  # fmt: skip
 ASKS = (
     "Answer with one word: is {} older than you?",

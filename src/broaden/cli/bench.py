@@ -11,7 +11,7 @@ from broaden.cli import common
 from broaden.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Column, Table
+    from rich.table import Table
 
     from broaden.bench.harness import Result
     from broaden.bench.registry import Bench

@@ -188,6 +188,14 @@ class GrpoStage(Leaf):
     control: Literal["none", "permuted_advantages"] = Field(
         "none", description="The null: advantages permuted."
     )
+    lora_rank: int = Field(
+        0, ge=0, description="Rank of LoRA's factors; 0: the weights themselves are trained."
+    )
+    lora_alpha: float = Field(16.0, gt=0, description="LoRA's alpha: its product is scaled by alpha / rank.")
+    lora_targets: tuple[str, ...] = Field(
+        ("*.self_attn.?_proj.weight", "*.mlp.*_proj.weight"),
+        description="Matrices that LoRA adapts (glob patterns over tensor names).",
+    )
 
     @field_validator("minibatch", mode="before")
     @classmethod

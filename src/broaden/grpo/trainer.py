@@ -26,6 +26,7 @@ from broaden.grpo.policy import Policy
 from broaden.grpo.rollouts import Host, Rollouts, collect
 from broaden.grpo.settings import GrpoSettings
 from broaden.grpo.telemetry import Seen, Values, finite, flops, rollout_values, sampler_gap
+from broaden.models.lora import Lora
 from broaden.models.optimizer import AdamW, Weights, clip_factor, global_norm
 from broaden.models.spec import ModelSpec
 from broaden.perturb import drift
@@ -34,7 +35,7 @@ from broaden.records import StepRecord
 
 
 def optimizer_for(weights: Weights, settings: GrpoSettings) -> AdamW:
-    """A fresh optimiser for a stage; load a saved state into it to resume."""
+    """A fresh optimiser for a stage over what it trains (or over `Lora.tensors`); load a saved state to resume."""
     return AdamW(weights, settings.adamw())
 
 
@@ -51,6 +52,7 @@ def train(
     start_step: int = 0,
     flops_per_token: int = 0,
     on_progress: OnProgress | None = None,
+    lora: Lora | None = None,
 ) -> Iterator[StepRecord]:
     """Train `weights` (fp32, in place) from `start_step` to `settings.updates`; one record an update.
 
@@ -66,6 +68,7 @@ def train(
         start_step: updates already done.
         flops_per_token: forward FLOPs of the model, for the ledger (2 x parameters).
         on_progress: called during rollouts with (finished completions, generated tokens).
+        lora: train these factors instead, `optimizer` being over `lora.tensors`; `weights` are the merged ones.
 
     Raises:
         ConfigError: kl > 0 without a reference. DivergedError: a loss or gradient is not finite; the weights are
@@ -81,7 +84,7 @@ def train(
             run_seed=run_seed, step=step, on_progress=on_progress,
         )  # fmt: skip
         sampled = time.perf_counter()
-        update = Update(spec, weights, rollouts, settings, run_seed, step)
+        update = Update(spec, weights, rollouts, settings, run_seed, step, lora)
         update.run(optimizer, reference)
         values = update.values(flops_per_token)
         if origin is not None:
@@ -109,9 +112,10 @@ class Update:
         settings: GrpoSettings,
         run_seed: int,
         step: int,
+        lora: Lora | None = None,
     ) -> None:
         self.weights, self.rollouts, self.settings = weights, rollouts, settings
-        self.run_seed, self.step = run_seed, step
+        self.run_seed, self.step, self.lora = run_seed, step, lora
         self.policy = Policy(
             spec, settings.temperature, settings.dtype, settings.micro_batch, settings.checkpoint_layers
         )
@@ -170,12 +174,17 @@ class Update:
             self.seen.skipped_steps += 1
             return
         self.seen.unmasked_tokens += int(lengths_R.sum())
-        leaves = {n: w.detach().requires_grad_(True) for n, w in self.weights.items()}
+        names = set(self.weights if self.lora is None else self.lora.names)
+        leaves = {n: w.detach().requires_grad_(n in names) for n, w in self.weights.items()}
         loss = sum(
             self._backward(leaves, at, weight_R)
             for at in micro_batches(active, self.rollouts.lengths_R, self.settings.micro_batch)
         )
-        grads = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}
+        grads = {
+            n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items() if n in names
+        }
+        if self.lora is not None:
+            grads = self.lora.gradients(grads)
         norm = global_norm(grads)
         if not finite(loss, norm):
             raise DivergedError(
@@ -184,7 +193,10 @@ class Update:
                 "lower learning_rate, or raise kl",
             )
         lr = self.settings.learning_rate_at(self.step)
-        optimizer.step(self.weights, grads, lr, clip_factor(norm, self.settings.clip))
+        trained = self.weights if self.lora is None else self.lora.tensors
+        optimizer.step(trained, grads, lr, clip_factor(norm, self.settings.clip))
+        if self.lora is not None:
+            self.lora.merge(self.weights)
         self.seen.optimizer_steps += 1
         self.seen.loss += loss
         self.seen.norms.append(norm)

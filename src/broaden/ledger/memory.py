@@ -121,6 +121,9 @@ def plan_grpo(
     stage_start: bool = False,
     logit_rows: int = 1024,
     checkpointing: bool = False,
+    factors: int = 0,
+    adapted: int = 0,
+    adapted_kept: bool = False,
 ) -> MemoryPlan:
     """GRPO with AdamW: master, gradients and two moments in fp32, activations of a micro-batch.
 
@@ -131,20 +134,29 @@ def plan_grpo(
         stage_start: another reference is kept beside it.
         logit_rows: tokens whose logits exist at once (losses are computed in chunks).
         checkpointing: only layer inputs are kept.
+        factors: LoRA's trained values; 0: the weights themselves are trained.
+        adapted: with LoRA, parameters of the adapted matrices: what gradients are kept of.
+        adapted_kept: those are kept as they were too (a stage that does not begin at theta_0).
     """
+    low_rank = {
+        "factors of LoRA (fp32)": 4 * factors,
+        "adapted matrices as they were (fp32)": 4 * adapted * adapted_kept,
+    }
     return MemoryPlan(
         {
             "master (fp32)": 4 * parameters,
-            "AdamW moments (fp32)": 8 * parameters,
+            **(low_rank if factors else {}),
+            "AdamW moments (fp32)": 8 * (factors or parameters),
             "anchor theta_0 (fp32)": 4 * parameters if anchor else 0,
             "reference (fp32)": 4 * parameters if stage_start else 0,
             "working copy": parameters * BYTES[dtype],
         },
         {
             "rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype),
-            "training": _training(
-                shape, parameters, micro_batch * context, compute, logit_rows, checkpointing
-            ),
+            "training": {
+                **_training(shape, parameters, micro_batch * context, compute, logit_rows, checkpointing),
+                "gradients (fp32)": 4 * (adapted if factors else parameters),
+            },
         },
     )
 

@@ -75,7 +75,9 @@ class ChatTokenizer:
         import transformers
 
         try:
-            backend = _loader(folder).from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            backend = _loader(folder).from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # whatever a malformed file makes transformers raise
             raise ModelError(
                 f"transformers {transformers.__version__} cannot read the tokenizer in {folder}: {error}",
@@ -141,7 +143,9 @@ def _loader(folder: Path) -> Any:
 
     path = folder / "tokenizer_config.json"
     try:
-        asked = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class") if path.is_file() else None
+        asked = (
+            json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class") if path.is_file() else None
+        )
     except (ValueError, AttributeError):
         asked = None  # transformers says what is wrong with it
     plain = asked == "PreTrainedTokenizerFast" and (folder / "tokenizer.json").is_file()

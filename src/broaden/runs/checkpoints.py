@@ -3,6 +3,7 @@
     model.safetensors, config.json, tokenizer...    loads in transformers and vLLM
     broaden.json      step, stage, updates done in the stage, hash of the center
     optimizer.safetensors    only inside a stage that has an optimiser
+    adapter/          only of a stage with LoRA: its factors in PEFT's format
 
 Not here: when checkpoints are made (`train`) and the atomic commit (`store`).
 """
@@ -19,6 +20,7 @@ import torch
 
 from broaden.errors import ExactnessError, StoreError
 from broaden.models.checkpoint import Model, save_model
+from broaden.models.lora import ADAPTER, Lora
 from broaden.models.tensor_files import read_tensors, write_tensors
 from broaden.perturb import center_hash
 from broaden.records import Record
@@ -40,7 +42,12 @@ class Position(Record):
 
 
 def save(
-    run: RunDir, model: Model, center: Weights, at: Position, optimizer: Mapping[str, torch.Tensor] | None
+    run: RunDir,
+    model: Model,
+    center: Weights,
+    at: Position,
+    optimizer: Mapping[str, torch.Tensor] | None,
+    lora: Lora | None = None,
 ) -> Path:
     """Commit a checkpoint; one that is there already for this step is kept. Raises StoreError (disk full)."""
     folder = run.checkpoint_path(at.step)
@@ -51,6 +58,8 @@ def save(
         save_model(model, temporary, center)
         if optimizer is not None:
             write_tensors(temporary, dict(optimizer), stem=OPTIMIZER)
+        if lora is not None:
+            lora.save(temporary / ADAPTER)
         (temporary / STATE).write_text(json.dumps(at.to_json(), indent=2) + "\n")
 
     return run.commit_checkpoint(at.step, write)

@@ -8,6 +8,8 @@ Resuming takes the newest whole checkpoint and replays the seed log beyond it, h
 from __future__ import annotations
 
 import platform
+import resource
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from broaden.evaluation.sampling import problems_fingerprint
 from broaden.ledger.budget import Budget
 from broaden.loggers import Loggers, Tracker, open_loggers
 from broaden.metrics.signal import Signal, pool
+from broaden.models.lora import Lora
 from broaden.perturb import NOISE_VERSION, center_hash, replay
 from broaden.records import StepRecord
 from broaden.runs import checkpoints
@@ -219,7 +222,7 @@ class _Run:
         finally:
             prober.close()
             active.close()
-        self._finish_stage()
+        self._finish_stage(active)
 
     def _stage_start(self) -> Weights:
         """A copy of the weights that the current stage began with: theta_0, or the boundary's checkpoint."""
@@ -250,7 +253,10 @@ class _Run:
     def _log(self, record: StepRecord, stage: object, loggers: Loggers, seedlog: JsonlFile) -> None:
         line = record.log
         step, index = self.at.step, self.at.stage
-        values = {**record.values, "stage": index, "stage_step": record.step, **self._pooled(record)}
+        values = {
+            **record.values, "stage": index, "stage_step": record.step, "peak_bytes": peak_bytes(self.prepared.device),
+            **self._pooled(record),
+        }  # fmt: skip
         stored = StepRecord(record.algo, step, values)
         digest = str(line["center_hash"]) if line is not None else ""
         loggers.log(stored)
@@ -259,6 +265,8 @@ class _Run:
         self.at = Position(step + 1, index, record.step + 1, digest)
         self.spent += spent([stored])
         self.watcher.step(stored)
+        if skipped := record.values.get("skipped_steps"):
+            self.watcher.note(f"update {step + 1}: {skipped} optimiser steps skipped, no response had an advantage")
         self._tell_flat(stored)
         reward = record.values.get("reward")
         if isinstance(stage, EsStage) and reward is not None:
@@ -288,24 +296,24 @@ class _Run:
     def _save(self, active: ActiveStage) -> None:
         """A checkpoint that cannot be written (disk full) is reported; the run and the older ones live on."""
         try:
-            self._commit(active.optimizer_state())
+            self._commit(active.optimizer_state(), active.lora)
             checkpoints.prune(self.run, self.config.checkpoint.keep, self.ends_set)
         except StoreError as error:
             self.watcher.note(
                 f"checkpoint at update {self.at.step} not saved: {error.message}; the run goes on"
             )
 
-    def _commit(self, optimizer: dict[str, torch.Tensor] | None) -> None:
+    def _commit(self, optimizer: dict[str, torch.Tensor] | None, lora: Lora | None) -> None:
         if not self.at.center_hash:
             self.at = Position(self.at.step, self.at.stage, self.at.stage_step, center_hash(self.center))
-        checkpoints.save(self.run, self.prepared.model, self.center, self.at, optimizer)
+        checkpoints.save(self.run, self.prepared.model, self.center, self.at, optimizer, lora)
 
     @property
     def ends_set(self) -> frozenset[int]:
         """Steps at which a stage has ended: their checkpoints are kept."""
         return frozenset(self.ends)
 
-    def _finish_stage(self) -> None:
+    def _finish_stage(self, active: ActiveStage) -> None:
         """A stage's end is always committed: the next stage, and replay across it, start from it.
 
         (A periodic checkpoint of the same step says "stage i, all done", which resumes to the same place.)
@@ -317,7 +325,7 @@ class _Run:
         self.at = Position(self.at.step, self.at.stage + 1, 0, self.at.center_hash)
         self.ends.append(self.at.step)
         self.rewards, self.signals, self.spent = [], None, Budget()
-        self._commit(None)
+        self._commit(None, active.lora)
 
     def _restore(self) -> tuple[Weights, Position]:
         """Newest whole checkpoint, then the seed log beyond it; log lines beyond that are dropped."""
@@ -355,6 +363,14 @@ def _text(budget: Budget) -> str:
         f"{budget.updates} updates, {budget.tokens:,} tokens, {budget.flops_paper:.3g} FLOPs by the paper's ledger, "
         f"{budget.flops_full:.3g} by the full one, {budget.seconds:,.1f} s"
     )
+
+
+def peak_bytes(device: str) -> int:
+    """Most memory that this process (on CUDA: its tensors) has held so far; worker processes not counted."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def signal_of(record: StepRecord) -> Signal | None:

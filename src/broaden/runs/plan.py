@@ -22,11 +22,12 @@ from broaden.ledger.memory import MemoryPlan, plan_es, plan_grpo, plan_sft
 from broaden.models.known import spec_of
 from broaden.models.sources import at_hand
 from broaden.models.spec import ModelSpec
-from broaden.perturb import Selection
 from broaden.runs.prepare import (
     Prepared,
+    check_selections,
     load_task,
     longest_response,
+    lora_settings,
     members_at_once,
     model_folder,
     pick_device,
@@ -245,9 +246,7 @@ def _assumed(
 ) -> Facts:
     """Facts by the model's shapes, with assumed prompt lengths, stated in notes."""
     shapes = spec.shapes()
-    for stage in config.stages:
-        if isinstance(stage, EsStage):
-            Selection(stage.include, stage.exclude).select(shapes)
+    check_selections(config, shapes)
     mean = PROMPT_TOKENS if assumed.prompt_tokens is None else assumed.prompt_tokens
     longest = max(LONGEST_PROMPT, math.ceil(mean))
     response = longest_response(config)
@@ -392,10 +391,13 @@ def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
             spec, known.parameters, members_at_once=members, slots=members * min(slots, stage.prompts * stage.samples),
             context=context, dtype=dtype, workers=config.population.workers, largest_tensor=known.largest_tensor,
         )  # fmt: skip
+    lora = lora_settings(stage)
+    factors, adapted = lora.sizes(spec.shapes()) if lora else (0, 0)
     return plan_grpo(
         spec, known.parameters, slots=min(slots, stage.prompts * stage.group), context=context,
         micro_batch=min(stage.micro_batch, stage.prompts * stage.group), dtype=dtype, compute=stage.compute,
         stage_start=stage.kl > 0 and stage.reference == "stage_start", checkpointing=stage.checkpoint_layers,
+        factors=factors, adapted=adapted, adapted_kept=index > 0,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from broaden.errors import UsageError
 from broaden.models import nano
 from broaden.models.checkpoint import Model, load_model
 from broaden.models.init import random_weights
+from broaden.models.lora import LoraSettings
 from broaden.models.sources import cache_root, resolve
 from broaden.models.spec import ModelSpec
 from broaden.models.tensor_files import write_tensors
@@ -67,13 +68,25 @@ def prepare(config: RunConfig) -> Prepared:
     model = load_model(folder)
     prompts = encode(model.tokenizer, loaded.problems)
     check_context(prompts, longest_response(config), model.spec.max_positions)
-    for stage in config.stages:
-        if isinstance(stage, EsStage):
-            Selection(stage.include, stage.exclude).select(model.weights)
+    check_selections(config, {n: tuple(w.shape) for n, w in model.weights.items()})
     prepared = Prepared(config, folder, model, task, loaded, prompts, device)
     if not config.probe.every:
         return prepared
     return replace(prepared, probes=probe_sets(prepared))
+
+
+def check_selections(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Every pattern of every stage names tensors of the model. Raises UsageError."""
+    for stage in config.stages:
+        if isinstance(stage, EsStage):
+            Selection(stage.include, stage.exclude).select(shapes)
+        elif isinstance(stage, GrpoStage) and (lora := lora_settings(stage)) is not None:
+            lora.select(shapes)
+
+
+def lora_settings(stage: GrpoStage) -> LoraSettings | None:
+    """What a stage adapts; None where it trains the weights themselves."""
+    return LoraSettings(stage.lora_rank, stage.lora_alpha, stage.lora_targets) if stage.lora_rank else None
 
 
 def longest_response(config: RunConfig) -> int:

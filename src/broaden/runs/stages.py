@@ -14,6 +14,7 @@ from broaden.es import train as es_train
 from broaden.grpo.settings import GrpoSettings
 from broaden.grpo.trainer import optimizer_for as grpo_optimizer
 from broaden.grpo.trainer import train as grpo_train
+from broaden.models.lora import Lora
 from broaden.models.optimizer import AdamW
 from broaden.perturb import Selection
 from broaden.population import (
@@ -27,7 +28,7 @@ from broaden.population import (
 from broaden.population.base import OnProgress
 from broaden.population.host import build_host
 from broaden.records import Sampling, StepRecord
-from broaden.runs.prepare import Prepared, host_settings
+from broaden.runs.prepare import Prepared, host_settings, lora_settings
 from broaden.runs.traces import trace_source
 from broaden.seeds import stream
 from broaden.sft.trainer import SftSettings, optimizer_for
@@ -55,7 +56,8 @@ def sft_settings(stage: SftStage) -> SftSettings:
 
 def grpo_settings(stage: GrpoStage) -> GrpoSettings:
     """The trainer's plain values: the stage's own fields but for those that are the run's business."""
-    values = stage.model_dump(exclude={"algo", "preset", "reference"})
+    own = {"algo", "preset", "reference", "lora_rank", "lora_alpha", "lora_targets"}
+    values = stage.model_dump(exclude=own)
     return GrpoSettings(**{**values, "minibatch": stage.minibatch or None})
 
 
@@ -85,10 +87,13 @@ class ActiveStage:
     population: Population | PoolEngine | None = None
     optimizer: AdamW | None = None
     conditions: dict[str, object] = field(default_factory=dict)
+    lora: Lora | None = None
 
     def optimizer_state(self) -> dict[str, torch.Tensor] | None:
-        """Tensors for a checkpoint; None where the stage has no optimiser."""
-        return None if self.optimizer is None else self.optimizer.state()
+        """Tensors for a checkpoint, LoRA's factors with them; None where the stage has no optimiser."""
+        if self.optimizer is None:
+            return None
+        return self.optimizer.state() | (self.lora.state() if self.lora else {})
 
     def close(self) -> None:
         """Give back worker processes."""
@@ -122,7 +127,7 @@ def start_stage(
         )  # fmt: skip
         return ActiveStage(records, optimizer=adamw)
     if isinstance(stage, GrpoStage):
-        return _start_grpo(prepared, stage, seed, center, origin, start, optimizer, stage_start, on_progress)
+        return _start_grpo(prepared, stage, index, center, origin, start, optimizer, stage_start, on_progress)
     population = population_for(prepared, stage, center)
     records = es_train(
         center, origin, len(prepared.prompts), population, es_settings(stage), run_seed=seed, start=start,
@@ -134,7 +139,7 @@ def start_stage(
 def _start_grpo(
     prepared: Prepared,
     stage: GrpoStage,
-    seed: int,
+    index: int,
     center: Weights,
     origin: Weights,
     start: int,
@@ -142,10 +147,16 @@ def _start_grpo(
     stage_start: Callable[[], Weights],
     on_progress: OnProgress,
 ) -> ActiveStage:
-    settings = grpo_settings(stage)
-    adamw = grpo_optimizer(center, settings)
+    settings, seed = grpo_settings(stage), stage_seed(prepared.config.seed, index)
+    lora = None
+    if (wanted := lora_settings(stage)) is not None:
+        base_name = (
+            prepared.config.model.source if index == 0 else ""
+        )  # later ones adapt a checkpoint of this run
+        lora = Lora(origin if index == 0 else stage_start(), wanted, seed, base_name)
+    adamw = grpo_optimizer(center if lora is None else lora.tensors, settings)
     if optimizer is not None:
-        adamw.load(optimizer)
+        adamw.load(optimizer if lora is None else lora.load(optimizer))
     reference = stage_start() if stage.reference == "stage_start" and settings.kl else origin
     host, pool = _grpo_host(prepared, stage, center)
     records = grpo_train(
@@ -160,8 +171,9 @@ def _start_grpo(
         start_step=start,
         flops_per_token=2 * prepared.model.parameters,
         on_progress=on_progress,
+        lora=lora,
     )
-    return ActiveStage(records, pool, adamw, host.conditions())
+    return ActiveStage(records, pool, adamw, host.conditions(), lora)
 
 
 def _grpo_host(
