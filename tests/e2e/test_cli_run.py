@@ -136,7 +136,7 @@ def test_dry_run_prints_the_resolved_file_memory_and_budget_and_runs_nothing(
     assert "192 rollouts" in done.out
     found = command.ok("train", place / "small.toml", "--dry-run", "--json").json()
     assert found["config"]["stages"][0]["members"] == 4
-    assert found["plan"]["stages"][0]["most_tokens"] == 3 * 4 * 16 * 40
+    assert found["plan"]["stages"][0]["tokens"] == 3 * 4 * 16 * 40
     assert found["plan"]["stages"][0]["peak_bytes"] > 0
     assert tree(Path()) == set()
 

@@ -92,8 +92,8 @@ class Lora:
         names: canonical names of the adapted matrices.
 
     Args:
-        base: the weights that are adapted (W_0); those of the adapted names are kept as they are given, not copied,
-            and must not be written.
+        base: the weights that are adapted (W_0); those of the adapted names are kept, not copied (but cast to fp32
+            where need be), and must not be written.
         settings: rank, alpha, patterns.
         run_seed: A is uniform in +-1 / sqrt(in) under `stream(run_seed, "lora", name)` (PEFT's distribution); B is 0.
         base_name: the model that the adapter's files name as theirs.
@@ -104,7 +104,7 @@ class Lora:
     ) -> None:
         self.settings, self.base_name = settings, base_name
         self.names = settings.select({n: tuple(w.shape) for n, w in base.items()})
-        self._base = {n: base[n] for n in self.names}
+        self._base = {n: base[n].float() for n in self.names}  # the same tensor where it is fp32
         self.tensors: Weights = {}
         for name, w in self._base.items():
             out, into = w.shape

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broaden.config import RunConfig, build_config
+from broaden.errors import Interrupted
 from broaden.evaluation import (
     ArmSummary,
     Comparison,
@@ -37,6 +38,7 @@ from broaden.models.checkpoint import Weights
 from broaden.models.tensor_files import read_tensors
 from broaden.perturb import center_hash, drift
 from broaden.records import SampleSet
+from broaden.runs.account import spent
 from broaden.runs.arms import EvalSettings, Evaluator
 from broaden.runs.events import Watcher
 from broaden.runs.interrupt import Interrupts
@@ -46,6 +48,7 @@ from broaden.store import RunDir, SampleStore
 
 MODEL = "bundled:countdown-nano"
 NEW_TOKENS = 48
+AGAIN = "run the same broaden demo again: it goes on where it stopped"
 KS = (1, 8, 32)
 Progress = Callable[[int, int], None]
 
@@ -171,8 +174,11 @@ def demo(out: Path, settings: DemoSettings, stage: Stage) -> DemoResult:
     runs = {arm: out / folder_of(arm) for arm in settings.arms} | {
         name: out / (name if name != "null" else "null-0") for name in result.arms if name.startswith("null")
     }
-    result.budgets = {"base": Budget(), **{name: budget(path) for name, path in runs.items()}}
-    result.spent = {name: spent(path) for name, path in runs.items()}
+    result.budgets = {
+        "base": Budget(),
+        **{name: spent(RunDir.open(path).records()) for name, path in runs.items()},
+    }
+    result.spent = {name: work_of(path) for name, path in runs.items()}
     result.conditions = {
         **sets["base"].conditions, "walks": settings.nulls, "updates": settings.updates,
         "frontier_problems": settings.frontier_limit, "greedy_es": settings.greedy_es,
@@ -252,10 +258,13 @@ def eval_settings(settings: DemoSettings) -> EvalSettings:
 
 def _run(path: Path, config: RunConfig, stage: Stage, label: str) -> Weights:
     with stage.training(label) as watcher:
-        if (path / "manifest.json").is_file():
-            result = resume(path, config=config, watcher=watcher)
-        else:
-            result = train(config, path, watcher=watcher)
+        try:
+            if (path / "manifest.json").is_file():
+                result = resume(path, config=config, watcher=watcher)
+            else:
+                result = train(config, path, watcher=watcher)
+        except Interrupted as error:
+            raise Interrupted(error.message, AGAIN) from error
     return read_tensors(result.checkpoint)
 
 
@@ -264,7 +273,7 @@ def _evaluate(
 ) -> SampleSet:
     with (
         stage.evaluation(name, evaluator.total) as progress,
-        Interrupts("run the same command again") as interrupts,
+        Interrupts(AGAIN) as interrupts,
     ):
 
         def report(done: int, tokens: int) -> None:
@@ -324,17 +333,7 @@ def _point(arm: str, temperature: float, step: int | None, found: SampleSet, see
     return FrontierPoint(arm, temperature, step, metrics["pass@1"], metrics[f"pass@{k}"])
 
 
-def budget(path: Path) -> Budget:
-    """What a run spent, from its records."""
-    total = Budget()
-    for record in RunDir.open(path).records():
-        v = record.values
-        total += Budget(1, int(v.get("tokens") or 0), float(v.get("flops_paper") or 0),
-                        float(v.get("flops_full") or 0), float(v.get("seconds") or 0))  # fmt: skip
-    return total
-
-
-def spent(path: Path) -> dict[str, int]:
+def work_of(path: Path) -> dict[str, int]:
     """Rollouts and optimiser steps of a run, from its records."""
     values = [record.values for record in RunDir.open(path).records()]
     return {name: sum(int(v.get(name) or 0) for v in values) for name in ("rollouts", "optimizer_steps")}

@@ -21,7 +21,7 @@ from broaden import __version__
 from broaden.config import EsStage, GrpoStage, RunConfig, build_config, config_hash, diff, to_dict, to_toml
 from broaden.engines.build import DTYPES
 from broaden.engines.selftest import self_test
-from broaden.errors import BroadenError, Interrupted, ResumeError, StoreError
+from broaden.errors import Interrupted, ResumeError, StoreError
 from broaden.es import check_collapse
 from broaden.es.trainer import SIGNAL
 from broaden.evaluation.sampling import problems_fingerprint
@@ -145,6 +145,7 @@ class _Run:
         """Run what is left."""
         if self._finished():
             self.watcher.note(f"{self.run.path} is finished: {self.at.step} updates, nothing left to do")
+        status = "failed"
         with self.interrupts:
             try:
                 self._self_test()
@@ -154,11 +155,8 @@ class _Run:
             except Interrupted:
                 status = "interrupted"
                 raise
-            except BroadenError:
-                status = "failed"
-                raise
             finally:
-                self._set_status(locals().get("status", "failed"))
+                self._set_status(status)
         folder = self.run.checkpoint_path(self.at.step)
         return RunResult(
             self.run.path, folder, self.at.step, self.at.center_hash, time.monotonic() - self.began
@@ -266,7 +264,9 @@ class _Run:
         self.spent += spent([stored])
         self.watcher.step(stored)
         if skipped := record.values.get("skipped_steps"):
-            self.watcher.note(f"update {step + 1}: {skipped} optimiser steps skipped, no response had an advantage")
+            self.watcher.note(
+                f"update {step + 1}: {skipped} optimiser steps skipped, no response had an advantage"
+            )
         self._tell_flat(stored)
         reward = record.values.get("reward")
         if isinstance(stage, EsStage) and reward is not None:

@@ -69,6 +69,14 @@ def test_an_interrupted_run_resumes_to_the_same_hash(
     assert (result.step, result.center_hash) == (6, whole.center_hash)
 
 
+def test_it_resumes_on_weights_that_were_bfloat16(model: Path, tmp_path: Path) -> None:
+    stages = [{"updates": 1, "max_new_tokens": 12, "precision": "bf16_inplace"}, {**LORA, "updates": 2}]
+    full = runs.train(config(model, stages), tmp_path / "full")
+    with pytest.raises(Interrupted):
+        runs.train(config(model, stages), tmp_path / "run", watcher=Stop(2))
+    assert runs.resume(tmp_path / "run").center_hash == full.center_hash
+
+
 def test_only_targets_drift_and_the_merged_weights_are_carried_on(whole: runs.RunResult, model: Path) -> None:
     start, after, es = read_tensors(model), checkpoint(whole.path, 3), checkpoint(whole.path, 4)
     last = checkpoint(whole.path, 6)
@@ -82,7 +90,7 @@ def test_only_targets_drift_and_the_merged_weights_are_carried_on(whole: runs.Ru
 def test_a_checkpoint_inside_the_stage_holds_factors_and_optimiser(whole: runs.RunResult) -> None:
     state = read_tensors(RunDir.open(whole.path).checkpoint_path(1), stem="optimizer")
     names = {n for n in state if n.startswith("lora.")}
-    assert len(names) == 2 * 2 * 4  # A and B of q and v in four layers
+    assert len(names) == 2 * 2 * 2  # A and B of q and v in two layers
     assert {n.removeprefix("adamw.m.") for n in state if n.startswith("adamw.m.")} == {
         n.removeprefix("lora.") for n in names
     }
