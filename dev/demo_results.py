@@ -21,7 +21,14 @@ from broaden.metrics import seed_problem_interval
 from broaden.store import SampleStore
 
 METRICS = ("pass@1", "pass@8", "pass@32", "maj@32", "entropy")
-ARMS = {"base": "base", "es": "es", "grpo": "grpo", "es->grpo": "es-grpo", "grpo->es": "grpo-es", "null-grpo": "null-grpo"}
+ARMS = {
+    "base": "base",
+    "es": "es",
+    "grpo": "grpo",
+    "es->grpo": "es-grpo",
+    "grpo->es": "grpo-es",
+    "null-grpo": "null-grpo",
+}
 
 
 def per_problem(folder: Path) -> dict[str, np.ndarray]:
@@ -63,20 +70,27 @@ def main() -> None:
     for a, b in pairs:
         cells = [cell(values[a][m] - values[b][m], signed=True) for m in METRICS]
         print(f"| {a} - {b} | " + " | ".join(cells) + " |")
-    print("\n| seed | arm | Pass@1 there | Pass@32 - base frontier's at that Pass@1 | beyond its end |\n|---|---|---|---|---|")
+    print(
+        "\n| seed | arm | Pass@1 there | Pass@32 - base frontier's at that Pass@1 | beyond its end |\n|---|---|---|---|---|"
+    )
     for d, s in zip(demos, summaries, strict=True):
         for arm, g in s["coverage_at_equal_pass@1"].items():
             gap = g["gap"]
             print(f"| {d.name[-1]} | {arm} | {g['pass_1']['value']:.3f} | {gap['value']:+.3f} "
                   f"[{gap['low']:+.3f}, {gap['high']:+.3f}] | {100 * g['beyond']:.0f} % |")  # fmt: skip
-    print("\n| seed | arm | updates | rollouts | optimiser steps | tokens | FLOPs (paper) | FLOPs (full) | seconds |")
+    print(
+        "\n| seed | arm | updates | rollouts | optimiser steps | tokens | FLOPs (paper) | FLOPs (full) | seconds |"
+    )
     print("|---" * 9 + "|")
     for d, s in zip(demos, summaries, strict=True):
         for arm, spent in s["spent"].items():
             b = s["arms"][arm]["budget"]
             print(f"| {d.name[-1]} | {arm} | {b['updates']} | {spent['rollouts']:,} | {spent['optimizer_steps']} | "
                   f"{b['tokens']:,} | {b['flops_paper']:.2e} | {b['flops_full']:.2e} | {b['seconds']:.0f} |")  # fmt: skip
-    print("\nwall-clock of each demo: " + ", ".join(f"{s['conditions']['wall_seconds']:.0f} s" for s in summaries))
+    print(
+        "\nwall-clock of each demo: "
+        + ", ".join(f"{s['conditions']['wall_seconds']:.0f} s" for s in summaries)
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def main() -> None:
     for member in range(members):
         fill(engine, member, member)
     random = np.random.default_rng(0)
-    asked = [Request(tuple(random.integers(6, spec.vocab, length).tolist()), i * 7919) for i in range(prompts)]
+    asked = [
+        Request(tuple(random.integers(6, spec.vocab, length).tolist()), i * 7919) for i in range(prompts)
+    ]
     engine.generate([asked[:16]] * members, Sampling(max_new_tokens=2))  # compile
     for _ in range(given.repeats):
         wall, cpu = time.perf_counter(), time.process_time()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from types import FrameType
 
 import typer
 
@@ -70,10 +72,18 @@ def _root(
 
 def main() -> None:
     """Entry point of the `broaden` command. Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # SIGTERM is Ctrl-C, also before a run has begun
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     sys.exit(run())
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C and SIGTERM where no run is under way (`runs.interrupt` takes over in one): end at once.
+
+    Raising KeyboardInterrupt is not enough: torch's import swallows it and leaves a half-imported NumPy behind.
+    """
+    os.write(2, b"broaden: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -85,7 +85,8 @@ def evaluate(
         settings = EvalSettings(
             task=name, split=split, data=str(data) if data else None, limit=limit, samples=m,
             temperature=0.6 if temperature is None else temperature, max_new_tokens=max_new_tokens, seed=seed,
-            engine=engine, device=device, dtype=dtype, workers=workers, slots=slots, options=common.parse_options(option),
+            engine=engine, device=device, dtype=dtype, workers=workers, slots=slots,
+            options=common.parse_options(option),
         )  # fmt: skip
         folder = out or Path("runs") / f"eval-{label_of(model)}"
         documents[name] = _one(

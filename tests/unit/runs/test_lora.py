@@ -12,11 +12,13 @@ from tests.helpers.letters import letters
 from tests.helpers.nano import Watching, es_config, fresh_model
 
 from broaden import runs
-from broaden.config import RunConfig
+from broaden.config import CheckpointConfig, RunConfig
 from broaden.errors import ConfigError, Interrupted
+from broaden.models.lora import Lora, LoraSettings
 from broaden.models.tensor_files import read_tensors
 from broaden.perturb import center_hash
 from broaden.runs.plan import plan
+from broaden.runs.stages import stage_seed
 from broaden.store import RunDir
 
 LORA: dict[str, Any] = {
@@ -111,6 +113,24 @@ def test_the_adapter_on_the_weights_that_it_adapts_is_the_checkpoint(
         torch.testing.assert_close(merged.double(), expected, rtol=1e-6, atol=1e-7)
     named = json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == ("" if before else str(model))
+
+
+def test_a_stages_end_has_its_adapter_and_every_stage_its_own_start(model: Path, tmp_path: Path) -> None:
+    stage = {**LORA, "updates": 1, "minibatch": 0}  # one optimiser step, which moves B alone
+    changed = config(model, [stage, stage]).model_copy(update={"checkpoint": CheckpointConfig(every=0)})
+    runs.train(changed, tmp_path / "run")
+    starts = []
+    for index, step in enumerate((1, 2)):
+        folder = RunDir.open(tmp_path / "run").checkpoint_path(step)
+        assert not (folder / "optimizer.safetensors").exists()
+        settings = LoraSettings(2, 16.0, tuple(LORA["lora_targets"]))
+        fresh = Lora(read_tensors(model), settings, stage_seed(changed.seed, index))
+        found = read_tensors(folder / "adapter", stem="adapter_model")
+        starts.append(fresh.factors(fresh.names[0])[0])
+        for name in fresh.names:
+            saved = found[f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight"]
+            assert torch.equal(saved, fresh.factors(name)[0])
+    assert not torch.equal(*starts)
 
 
 def test_no_adapter_without_lora(whole: runs.RunResult) -> None:
