@@ -155,7 +155,7 @@ class GrpoStage(Leaf):
     minibatch: int = Field(32, ge=0, description="Units an optimiser step; 0: the whole batch.")
     minibatch_unit: Literal["prompts", "responses"] = Field("prompts", description="What minibatch counts.")
     inner: int = Field(1, ge=1, description="Passes over a batch.")
-    micro_batch: int = Field(64, ge=1, description="Responses a forward pass; changes no result.")
+    micro_batch: int = Field(64, ge=1, description="Responses a forward pass; changes no result in float32.")
     scale: Literal["population", "sample", "none"] = Field(
         "population", description="Deviation that divides."
     )
