@@ -12,6 +12,7 @@ from broaden.cli import evaluate as ev
 from broaden.errors import UsageError
 
 if TYPE_CHECKING:
+    from broaden.ledger.budget import Budget
     from broaden.records import SampleSet
 
 
@@ -43,7 +44,7 @@ def compare(
         raise UsageError("a comparison needs two arms or more", "the first is the base")
     from broaden.evaluation import compare as paired
     from broaden.evaluation import document, summarise
-    from broaden.evaluation.tables import arms_table, in_groups, paired_table
+    from broaden.evaluation.tables import arms_table, budget_table, in_groups, paired_table
     from broaden.runs.arms import EvalSettings, label_of, numbered, read_arm
 
     fresh = [a for a in arms if not _stored(a)]
@@ -81,12 +82,15 @@ def compare(
         + [f"maj@{x}" for x in ks[-1:]]
         + ["entropy", "drift", "truncated", "distinct"]
     )
-    result = document(summaries, pairs, _conditions(sets))
+    budgets, work = _budgets(dict(zip(names, arms, strict=True)))
+    result = document(summaries, pairs, _conditions(sets), budgets)
     console = common.tables(as_json)
     for arms_together in in_groups(summaries, 3):
         console.print(arms_table(arms_together, shown))
     for pairs_together in in_groups(pairs, 3):
         console.print(paired_table(pairs_together, shown[:-1]))
+    for budgets_together in in_groups(budgets, 4):
+        console.print(budget_table(budgets_together, work))
     if as_json:
         common.print_json(result)
     return 0
@@ -94,6 +98,19 @@ def compare(
 
 def _stored(arm: str) -> bool:
     return (Path(arm) / "header.json").is_file()
+
+
+def _budgets(arms: dict[str, str]) -> tuple[dict[str, Budget], dict[str, dict[str, int]]]:
+    """What the arms that are runs have spent."""
+    from broaden.runs.account import spent, work
+    from broaden.store import RunDir
+
+    records = {
+        name: RunDir.open(Path(arm)).records()
+        for name, arm in arms.items()
+        if (Path(arm) / "manifest.json").is_file()
+    }
+    return {n: spent(r) for n, r in records.items()}, {n: work(r) for n, r in records.items()}
 
 
 def _evaluate(source: str, name: str, settings: Any, folder: Path) -> SampleSet:

@@ -54,7 +54,7 @@ def demo(
     import time
 
     from broaden.evaluation import document
-    from broaden.evaluation.tables import arms_table, in_groups, paired_table
+    from broaden.evaluation.tables import arms_table, budget_table, in_groups, paired_table
     from broaden.runs.arms import write_summary
     from broaden.runs.demo import DemoSettings, folder_of
     from broaden.runs.demo import demo as run
@@ -82,7 +82,8 @@ def demo(
         console.print(arms_table(arms_together, shown))
     for pairs_together in in_groups(result.paired, 3):
         console.print(paired_table(pairs_together, shown[:-1]))
-    _budgets(result, console)
+    for together in in_groups({arm: result.budgets[arm] for arm in result.spent}, 4):
+        console.print(budget_table(together, result.spent))
     _frontier(result, settings.samples, console)
     _picture(data, folder, console)
     if result.example is not None:
@@ -107,32 +108,6 @@ def parse_arms(text: str) -> tuple[str, ...]:
     if wrong:
         raise UsageError(f"the demo has no arm {wrong[0]!r}", f"its arms are: {', '.join(ARMS)}")
     return names
-
-
-def _budgets(result: DemoResult, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(
-        title="what each arm spent", caption="FLOPs: the paper's ledger, and the full one with decoding"
-    )
-    for name in (
-        "arm",
-        "updates",
-        "rollouts",
-        "optimiser steps",
-        "tokens",
-        "FLOPs (paper)",
-        "FLOPs (full)",
-        "s",
-    ):
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for arm, spent in result.spent.items():
-        b = result.budgets[arm]
-        table.add_row(
-            arm, str(b.updates), f"{spent['rollouts']:,}", f"{spent['optimizer_steps']:,}", f"{b.tokens:,}",
-            f"{b.flops_paper:.2e}", f"{b.flops_full:.2e}", f"{b.seconds:,.0f}",
-        )  # fmt: skip
-    console.print(table)
 
 
 def _frontier(result: DemoResult, k: int, console: Console) -> None:

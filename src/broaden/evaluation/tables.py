@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broaden.evaluation.compare import Comparison
 from broaden.evaluation.summary import ArmSummary
+from broaden.ledger.budget import Budget
 from broaden.metrics.intervals import Interval
 
 if TYPE_CHECKING:
@@ -74,6 +75,30 @@ def paired_table(
         table.add_row(name, *(_starred(name, plain[label].get(name)) for label in pairs))
     for name in ("progressions", "regressions"):
         table.add_row(name, *(_moved(pair, name) for pair in pairs.values()))
+    return table
+
+
+def budget_table(budgets: Mapping[str, Budget], work: Mapping[str, Mapping[str, int]]) -> Table:
+    """What each arm spent: all four budgets, with rollouts and optimiser steps."""
+    from rich.table import Table
+
+    table = Table(
+        title="what each arm spent", caption="FLOPs: the paper's ledger, and the full one with decoding"
+    )
+    table.add_column("")
+    for arm in budgets:
+        table.add_column(arm, justify="right")
+    rows = {
+        "updates": [f"{b.updates:,}" for b in budgets.values()],
+        "rollouts": [f"{work[a]['rollouts']:,}" for a in budgets],
+        "optimiser steps": [f"{work[a]['optimizer_steps']:,}" for a in budgets],
+        "tokens": [f"{b.tokens:,}" for b in budgets.values()],
+        "FLOPs (paper)": [f"{b.flops_paper:.2e}" for b in budgets.values()],
+        "FLOPs (full)": [f"{b.flops_full:.2e}" for b in budgets.values()],
+        "seconds": [f"{b.seconds:,.0f}" for b in budgets.values()],
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
     return table
 
 

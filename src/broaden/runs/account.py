@@ -29,6 +29,15 @@ def spent(records: Iterable[StepRecord]) -> Budget:
     return total
 
 
+def work(records: Iterable[StepRecord]) -> dict[str, int]:
+    """Rollouts and optimiser steps of these updates."""
+    total = {"rollouts": 0, "optimizer_steps": 0}
+    for record in records:
+        for name in total:
+            total[name] += int(record.values.get(name) or 0)
+    return total
+
+
 def is_over(config: RunConfig, stage: int, so_far: Budget) -> bool:
     """Whether a stage is over that has spent this: it has made its updates, or its share of the budget is used up.
 

@@ -38,7 +38,7 @@ from broaden.models.checkpoint import Weights
 from broaden.models.tensor_files import read_tensors
 from broaden.perturb import center_hash, drift
 from broaden.records import SampleSet
-from broaden.runs.account import spent
+from broaden.runs.account import spent, work
 from broaden.runs.arms import EvalSettings, Evaluator
 from broaden.runs.events import Watcher
 from broaden.runs.interrupt import Interrupts
@@ -178,7 +178,7 @@ def demo(out: Path, settings: DemoSettings, stage: Stage) -> DemoResult:
         "base": Budget(),
         **{name: spent(RunDir.open(path).records()) for name, path in runs.items()},
     }
-    result.spent = {name: work_of(path) for name, path in runs.items()}
+    result.spent = {name: work(RunDir.open(path).records()) for name, path in runs.items()}
     result.conditions = {
         **sets["base"].conditions, "walks": settings.nulls, "updates": settings.updates,
         "frontier_problems": settings.frontier_limit, "greedy_es": settings.greedy_es,
@@ -331,12 +331,6 @@ def _point(arm: str, temperature: float, step: int | None, found: SampleSet, see
     k = int(found.conditions["samples"])
     metrics = summarise(found, (1, k), seed=seed, expected=False).metrics
     return FrontierPoint(arm, temperature, step, metrics["pass@1"], metrics[f"pass@{k}"])
-
-
-def work_of(path: Path) -> dict[str, int]:
-    """Rollouts and optimiser steps of a run, from its records."""
-    values = [record.values for record in RunDir.open(path).records()]
-    return {name: sum(int(v.get(name) or 0) for v in values) for name in ("rollouts", "optimizer_steps")}
 
 
 def _example(sets: dict[str, SampleSet], arm: str) -> tuple[str, str, str] | None:
