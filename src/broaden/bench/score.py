@@ -34,6 +34,7 @@ def run(settings: Settings) -> Result:
         raise Unavailable(
             "no judged solutions here: --data FOLDER names a folder that holds gsm8k/ and math500/"
         )
+    score(folder / "gsm8k", folder / "math500", 1, 5)  # imports and tables of both sides
     said = score(folder / "gsm8k", folder / "math500", settings.rounds_or(3), 40 if settings.quick else None)
     cases, seconds = said["conditions"]["cases"], said["conditions"]
     sides = [tuple(Round(cases, s, 0.0) for s in seconds[f"seconds_{side}"]) for side in ("ours", "peer")]
