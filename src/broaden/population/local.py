@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from broaden.engines import Engine
 from broaden.models.tokenizer import ChatTokenizer
 from broaden.perturb import write_member
@@ -33,7 +35,10 @@ class LocalPopulation:
         done = Totals(on_progress)
         for group in chunks(job.members, self.engine.members):
             for slot, member in enumerate(group):
-                write_member(center, self.engine.weights(slot), job.spec, member.number, member.sign)
+                weights = self.engine.weights(slot)
+                write_member(
+                    center, weights, job.spec, member.number, member.sign, threads=torch.get_num_threads()
+                )
             self.engine.weights_changed()
             requests = group_requests(self.prompts, job, group)
             requests += [[] for _ in range(self.engine.members - len(group))]
