@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from broaden.config import RunConfig, build_config
+from broaden.errors import Interrupted
 from broaden.models import nano
 from broaden.models.init import random_weights
 from broaden.models.spec import ModelSpec
@@ -51,3 +52,16 @@ class Watching:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+class Stop(Watching):
+    """Asks for an interruption after so many updates, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def step(self, record: StepRecord) -> None:
+        super().step(record)
+        if len(self.records) == self.after:
+            raise Interrupted("test", "resume")

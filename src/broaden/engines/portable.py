@@ -1,7 +1,7 @@
 """The runner of tensor operations: any device and dtype that torch has, the reference for `compiled`.
 
 Its call shapes are fixed, so that what else is in the batch cannot change a row's bits: rows in multiples of 16 a
-member, cached lengths in multiples of 32 and always masked, the query heads of a key/value head folded into the
+member, cached lengths in multiples of 64 and always masked, the query heads of a key/value head folded into the
 query length and padded to at least 4, prompts in buckets of a multiple of 32; norms, rotation, softmax in float32.
 """
 

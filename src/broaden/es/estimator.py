@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -53,6 +52,3 @@ def shuffled(rewards: Sequence[float | None], run_seed: int, step: int) -> list[
 def reward_matrix(results: Sequence[MemberResult]) -> np.ndarray:
     """rewards_NP (member x prompt-sample), NaN where unscorable: the input of the signal analysis."""
     return np.array([[np.nan if r is None else r for r in m.rewards] for m in results], dtype=np.float64)
-
-
-Estimator = Literal["one_point", "antithetic"]

@@ -1,7 +1,7 @@
 """The bundled model's shape and tokenizer: an ordinary Llama folder, but for the weights.
 
 Printable ASCII one character a token, a newline, and the fixed phrases of the Countdown prompt and of a
-trace as tokens of their own, so that a prompt is 20 tokens and a completion 30. head_dim is 32, the smallest
+trace as tokens of their own, so that a prompt is about 14 tokens and a completion 28. head_dim is 32, the smallest
 that vLLM's CPU attention takes. Not here: weights (`init.random_weights`, the warm-start config).
 """
 

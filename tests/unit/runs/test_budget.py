@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.letters import letters
-from tests.helpers.nano import Watching, es_config, fresh_model
+from tests.helpers.nano import Stop, Watching, es_config, fresh_model
 
 from broaden import runs
 from broaden.config import RunConfig, build_config, to_dict
@@ -37,19 +37,6 @@ def config(model: Path, order: str, budget: dict[str, Any] | None = None) -> Run
     changes = {} if budget is None else {"budget": budget}
     task = {"name": letters(), "limit": 20}
     return es_config(model, stages=stages, task=task, checkpoint={"every": 2, "keep": 2}, **changes)
-
-
-class Stop(Watching):
-    """Asks for an interruption after so many updates, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def step(self, record: Any) -> None:
-        super().step(record)
-        if len(self.records) == self.after:
-            raise Interrupted("test", "resume")
 
 
 def record(stage: int, **values: Any) -> StepRecord:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.letters import letters
-from tests.helpers.nano import Watching, es_config, fresh_model
+from tests.helpers.nano import Stop, es_config, fresh_model
 
 from broaden import runs
 from broaden.config import CheckpointConfig, RunConfig
@@ -42,19 +42,6 @@ def config(model: Path, stages: list[dict[str, Any]]) -> RunConfig:
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.RunResult:
     return runs.train(config(model, STAGES), tmp_path_factory.mktemp("whole") / "run")
-
-
-class Stop(Watching):
-    """Asks for an interruption after so many updates, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def step(self, record: Any) -> None:
-        super().step(record)
-        if len(self.records) == self.after:
-            raise Interrupted("test", "resume")
 
 
 def checkpoint(run: Path, step: int) -> dict[str, torch.Tensor]:

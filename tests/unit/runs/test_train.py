@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.letters import letters
-from tests.helpers.nano import Watching, es_config, fresh_model
+from tests.helpers.nano import Stop, Watching, es_config, fresh_model
 
 from broaden import runs
 from broaden.config import RunConfig
@@ -43,19 +43,6 @@ def config(model: Path, **changes: Any) -> RunConfig:
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> runs.RunResult:
     """Five updates without interruption."""
     return runs.train(config(model, stages=[{"updates": 5}]), tmp_path_factory.mktemp("whole") / "run")
-
-
-class Stop(Watching):
-    """Asks for an interruption after so many updates, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def step(self, record: Any) -> None:
-        super().step(record)
-        if len(self.records) == self.after:
-            raise Interrupted("test", "resume")
 
 
 def test_a_run_learns_and_its_checkpoint_is_a_model(whole: runs.RunResult, model: Path) -> None:
