@@ -2,7 +2,7 @@
 
 Its call shapes are fixed, so that what else is in the batch cannot change a row's bits: rows in multiples of 16 a
 member, cached lengths in multiples of 64 and always masked, the query heads of a key/value head folded into the
-query length and padded to at least 4, prompts in buckets of a multiple of 32; norms, rotation, softmax in float32.
+query length and padded to at least 4, prompts in buckets of a multiple of 64; norms, rotation, softmax in float32.
 """
 
 from __future__ import annotations
