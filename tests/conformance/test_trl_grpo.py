@@ -59,7 +59,7 @@ def ours(settings: GrpoSettings, off_policy: bool) -> tuple[np.ndarray, float, W
     groups = [int(g) for g in batch.groups_R]
     advantage_R = group_advantages(REWARDS, groups, scale=settings.scale, eps=settings.scale_eps).values_R
     leaves = {n: w.clone().requires_grad_(True) for n, w in WEIGHTS.items()}
-    logp_N, entropy_N, _ = policy.logprobs(leaves, batch.rows.batch(rows))
+    logp_N, entropy_N, _ = policy.logprobs(leaves, batch, rows)
     old_N = policy.scan(OLD, batch, rows)[0] if off_policy else logp_N.detach()
     reference_N = policy.scan(REFERENCE, batch, rows)[0] if settings.kl else None
     row_N = np.repeat(rows, batch.lengths_R)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.engines.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
-from broaden.engines.mathfn import exp32
+from broaden.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
+from broaden.jit.mathfn import exp32
 
 TILE = 64  # positions in a tile of the cache
 DIMENSIONS = 4  # of a head taken at a time; its width must be a multiple

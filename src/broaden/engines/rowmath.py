@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.engines.jit import Array, Scalar, narrow, reduction, strict, widen
-from broaden.engines.mathfn import exp32
+from broaden.jit import Array, Scalar, narrow, reduction, strict, widen
+from broaden.jit.mathfn import exp32
 
 ONE = np.float32(1.0)
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.engines.jit import Array, Scalar, reduction, strict, strict_inline, widen
-from broaden.engines.mathfn import exp32
+from broaden.jit import Array, Scalar, reduction, strict, strict_inline, widen
+from broaden.jit.mathfn import exp32
 from broaden.perturb import noise
 
 M0, M1 = np.uint64(noise.MULTIPLIER_0), np.uint64(noise.MULTIPLIER_1)

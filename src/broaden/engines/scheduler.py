@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
-from broaden.engines.jit import strict
 from broaden.engines.runner import ROW_MULTIPLE, Ints, Runner, round_up
+from broaden.jit import strict
 from broaden.records import Completion, Request, Sampling
 
 PROGRESS_STEPS = 16

@@ -41,7 +41,15 @@ def minibatches(
     return [rows[np.isin(groups_R, order[a : a + size])] for a in range(0, len(order), size)]
 
 
-def micro_batches(rows: np.ndarray, lengths_R: np.ndarray, size: int) -> list[np.ndarray]:
-    """Rows in order of length (ties as they stand), cut into pieces of at most `size`: less padding."""
-    order = rows[np.argsort(lengths_R[rows], kind="stable")]
+def micro_batches(
+    rows: np.ndarray, lengths_R: np.ndarray, groups_R: np.ndarray, size: int
+) -> list[np.ndarray]:
+    """Rows cut into pieces of at most `size`, a group's side by side, so that a piece holds few prompts.
+
+    Groups stand in the order of their longest row, rows of a group in order of length (ties as they stand): less
+    padding where rows are padded.
+    """
+    longest = {g: int(lengths_R[rows[groups_R[rows] == g]].max()) for g in np.unique(groups_R[rows])}
+    most = np.array([longest[g] for g in groups_R[rows]])
+    order = rows[np.lexsort((np.arange(len(rows)), lengths_R[rows], groups_R[rows], most))]
     return [order[a : a + size] for a in range(0, len(order), size)]

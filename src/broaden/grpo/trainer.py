@@ -22,7 +22,7 @@ from broaden.errors import ConfigError, DivergedError
 from broaden.grpo.advantage import group_advantages, permuted
 from broaden.grpo.loss import row_weights, token_losses
 from broaden.grpo.minibatch import batch_indices, micro_batches, minibatches
-from broaden.grpo.policy import Policy
+from broaden.grpo.policy import Leaves, Policy
 from broaden.grpo.rollouts import Host, Rollouts, collect
 from broaden.grpo.settings import GrpoSettings
 from broaden.grpo.telemetry import Seen, Values, finite, flops, rollout_values, sampler_gap
@@ -84,7 +84,9 @@ def train(
             run_seed=run_seed, step=step, on_progress=on_progress,
         )  # fmt: skip
         sampled = time.perf_counter()
-        update = Update(spec, weights, rollouts, settings, run_seed, step, lora)
+        update = Update(
+            spec, weights, rollouts, settings, run_seed, step, lora, _room(host, weights, settings)
+        )
         update.run(optimizer, reference)
         values = update.values(flops_per_token)
         if origin is not None:
@@ -92,6 +94,16 @@ def train(
         now = time.perf_counter()
         values |= {"seconds": now - began, "rollout_seconds": sampled - began, "train_seconds": now - sampled}
         yield StepRecord("grpo", step, values)
+
+
+def _room(host: Host, weights: Weights, settings: GrpoSettings) -> Weights | None:
+    """The engine's working copy, idle while the update runs, where it has the passes' type: one model less."""
+    room = host.engine.weights(0)
+    fits = all(
+        n in room and room[n].dtype == settings.dtype and room[n].device == w.device
+        for n, w in weights.items()
+    )
+    return room if fits and settings.dtype != torch.float32 else None
 
 
 class Update:
@@ -113,8 +125,9 @@ class Update:
         run_seed: int,
         step: int,
         lora: Lora | None = None,
+        room: Weights | None = None,
     ) -> None:
-        self.weights, self.rollouts, self.settings = weights, rollouts, settings
+        self.weights, self.rollouts, self.settings, self.room = weights, rollouts, settings, room
         self.run_seed, self.step, self.lora = run_seed, step, lora
         self.policy = Policy(
             spec, settings.temperature, settings.dtype, settings.micro_batch, settings.checkpoint_layers
@@ -175,16 +188,14 @@ class Update:
             return
         self.seen.unmasked_tokens += int(lengths_R.sum())
         names = set(self.weights if self.lora is None else self.lora.names)
-        leaves = {n: w.detach().requires_grad_(n in names) for n, w in self.weights.items()}
+        leaves = Leaves(self.weights, names, self.policy.dtype, self.room)
         loss = sum(
-            self._backward(leaves, at, weight_R)
-            for at in micro_batches(active, self.rollouts.lengths_R, self.settings.micro_batch)
+            self._backward(leaves.weights, at, weight_R)
+            for at in micro_batches(
+                active, self.rollouts.lengths_R, self.rollouts.groups_R, self.settings.micro_batch
+            )
         )
-        grads = {
-            n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items() if n in names
-        }
-        if self.lora is not None:
-            grads = self.lora.gradients(grads)
+        grads = leaves.gradients if self.lora is None else self.lora.gradients(leaves.gradients)
         norm = global_norm(grads)
         if not finite(loss, norm):
             raise DivergedError(
@@ -203,7 +214,7 @@ class Update:
 
     def _backward(self, leaves: Weights, at: np.ndarray, weight_R: np.ndarray) -> float:
         """Forward and backward pass of one micro-batch; gradients accumulate in the leaves."""
-        logp_N, entropy_N, plain_N = self.policy.logprobs(leaves, self.rollouts.rows.batch(at))
+        logp_N, entropy_N, plain_N = self.policy.logprobs(leaves, self.rollouts, at)
         device = logp_N.device
         token = self.rollouts.tokens_of(at)
         places = torch.from_numpy(token).to(device)

@@ -1,7 +1,7 @@
 """Log-probabilities and exact entropy of chosen tokens, in chunks, so that N x V logits never exist at once.
 
-The backward pass recomputes each chunk's softmax instead of storing it. Not here: which positions
-count (`sft.loss`, `grpo.loss`).
+Where all logits fit one chunk the backward pass turns them into the gradient in place; else it computes each chunk's
+again. Not here: which positions count (`sft.loss`, `grpo.policy`); the arithmetic of a row (`softmax_rows`).
 """
 
 from __future__ import annotations
@@ -9,84 +9,91 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 24  # fp32 logits held at once: 64 MiB
+from broaden.models import softmax_rows
+from broaden.models.softmax_rows import Stats
+
+CHUNK_BYTES = 1 << 26  # of logits held at once
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log p_n and H_n of z = (h_n W^T) / T, with
-
-    d log p_n / d z_j = [j = y_n] - p_j          d H_n / d z_j = -p_j (log p_j + H_n)
-    """
+    """log p_n and H_n of z = (h_n W^T) / T; see `softmax_rows` for the derivatives."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_NH: torch.Tensor,
-        head_VH: torch.Tensor,
-        targets_N: torch.Tensor,
+        hidden_NH: Tensor,
+        head_VH: Tensor,
+        targets_N: Tensor,
         temperature: float,
         rows: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logp_N = torch.empty(len(hidden_NH), dtype=torch.float32, device=hidden_NH.device)
-        entropy_N = torch.empty_like(logp_N)
+        keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        of = Stats(len(hidden_NH), hidden_NH.device)
+        logits = None
         for a in range(0, len(hidden_NH), rows):
-            logq = _log_softmax(hidden_NH[a : a + rows], head_VH, temperature)
-            logp_N[a : a + rows] = logq.gather(1, targets_N[a : a + rows, None]).squeeze(1)
-            entropy_N[a : a + rows] = -(logq.exp() * logq).sum(1)
-        ctx.save_for_backward(hidden_NH, head_VH, targets_N, entropy_N)
-        ctx.temperature, ctx.rows = temperature, rows
-        return logp_N, entropy_N
+            part = slice(a, a + rows)
+            logits = hidden_NH[part] @ head_VH.t()
+            softmax_rows.stats(logits, targets_N[part], temperature, of.part(part))
+        ctx.logits = logits if keep and len(hidden_NH) <= rows else None
+        ctx.save_for_backward(hidden_NH, head_VH, targets_N)
+        ctx.of, ctx.temperature, ctx.rows = of, temperature, rows
+        ctx.mark_non_differentiable(of.plain)
+        return of.logp.clone(), of.entropy.clone(), of.plain  # clones: an output in ctx would be a cycle
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, head_VH, targets_N, entropy_N = ctx.saved_tensors
-        g_logp_N, g_entropy_N = grads
-        want_entropy = bool(g_entropy_N.any())
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, head_VH, targets_N = ctx.saved_tensors
+        g_N, k_N = grads[0].float(), grads[1].float()
         d_hidden = torch.empty_like(hidden_NH)
-        d_head = torch.zeros_like(head_VH, dtype=torch.float32)
+        d_head = None
         for a in range(0, len(hidden_NH), ctx.rows):
             part = slice(a, a + ctx.rows)
-            logq = _log_softmax(hidden_NH[part], head_VH, ctx.temperature)
-            p = logq.exp()
-            d = p * -g_logp_N[part, None]
-            d.scatter_add_(1, targets_N[part, None], g_logp_N[part, None])
-            if want_entropy:
-                d -= p * (logq + entropy_N[part, None]) * g_entropy_N[part, None]
-            d = (d / ctx.temperature).to(head_VH.dtype)
-            d_hidden[part] = (d @ head_VH).to(hidden_NH.dtype)
-            d_head += d.t() @ hidden_NH[part]
-        return d_hidden, d_head.to(head_VH.dtype), None, None, None
+            logits = hidden_NH[part] @ head_VH.t() if ctx.logits is None else ctx.logits
+            d = softmax_rows.gradient_(
+                logits, targets_N[part], ctx.temperature, ctx.of.part(part), g_N[part], k_N[part]
+            )
+            torch.mm(d, head_VH, out=d_hidden[part])
+            if ctx.needs_input_grad[1]:
+                d_head = _add(d_head, d.t() @ hidden_NH[part], whole=ctx.rows >= len(hidden_NH))
+        ctx.logits = None
+        return d_hidden, None if d_head is None else d_head.to(head_VH.dtype), None, None, None, None
 
 
-def _log_softmax(hidden: torch.Tensor, head_VH: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = (hidden @ head_VH.t()).float()
-    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=1)
+def _add(total: Tensor | None, part: Tensor, whole: bool) -> Tensor:
+    """Sum of chunks in float32; a single chunk is passed on as it is."""
+    if total is None:
+        return part if whole else part.float()
+    return total.add_(part)
 
 
 def token_logprobs(
-    hidden_NH: torch.Tensor,
-    head_VH: torch.Tensor,
-    targets_N: torch.Tensor,
+    hidden_NH: Tensor,
+    head_VH: Tensor,
+    targets_N: Tensor,
     *,
     temperature: float = 1.0,
     chunk_rows: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Natural-log probability of each target and the exact entropy (nats) of its distribution.
 
     Args:
         hidden_NH: final hidden states, one row a predicted token (after the last norm).
-        head_VH: output matrix, same dtype as hidden; logits are taken to float32 before the softmax.
+        head_VH: output matrix, same dtype as hidden; a row's softmax is taken in float32.
         targets_N: the token ids predicted.
         temperature: divides the logits (1.0: the model's own distribution).
         chunk_rows: rows whose logits exist at once; None: about 64 MiB of them.
 
     Returns:
-        (logp_N, entropy_N) in float32, both differentiable in hidden and head. The values of a row do not
-        depend on chunk_rows beyond the rounding of the matrix product.
+        (logp_N, entropy_N, plain_N) in float32: the first two differentiable in hidden and head, once; plain_N is the
+        log-probability at temperature 1, detached. The values of a row do not depend on chunk_rows beyond the
+        rounding of the matrix product.
     """
-    rows = max(1, CHUNK_ELEMENTS // head_VH.shape[0]) if chunk_rows is None else chunk_rows
-    out: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
-        hidden_NH, head_VH, targets_N, temperature, rows
+    per_row = head_VH.shape[0] * head_VH.element_size()
+    rows = max(1, CHUNK_BYTES // per_row) if chunk_rows is None else chunk_rows
+    keep = torch.is_grad_enabled() and (hidden_NH.requires_grad or head_VH.requires_grad)
+    out: tuple[Tensor, Tensor, Tensor] = _TokenLogprobs.apply(
+        hidden_NH, head_VH, targets_N, temperature, rows, keep
     )
     return out

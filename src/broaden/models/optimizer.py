@@ -14,14 +14,22 @@ from dataclasses import dataclass
 import torch
 
 from broaden.errors import ConfigError, ResumeError
+from broaden.models.gradient_kernels import adamw_step, square_sum
 
 Weights = dict[str, torch.Tensor]
 
 
 def global_norm(gradients: Mapping[str, torch.Tensor]) -> float:
     """sqrt(sum of squares) over all tensors; each tensor's share in float64, names in sorted order."""
-    squares = (float(gradients[name].double().square().sum()) for name in sorted(gradients))
-    return math.sqrt(math.fsum(squares))
+    return math.sqrt(math.fsum(_square_sum(gradients[name]) for name in sorted(gradients)))
+
+
+def _square_sum(x: torch.Tensor) -> float:
+    return square_sum(x) if _compiled(x) else float(x.double().square().sum())
+
+
+def _compiled(*tensors: torch.Tensor) -> bool:
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -82,12 +90,19 @@ class AdamW:
         correction1 = 1.0 - s.beta1**self.steps
         correction2 = 1.0 - s.beta2**self.steps
         for name, m in self._m.items():
-            g = gradients[name] if scale == 1.0 else gradients[name] * scale
             v, w = self._v[name], weights[name]
+            decay = 1.0 - lr * s.weight_decay if w.dim() > 1 else 1.0
+            if _compiled(w, gradients[name]):
+                adamw_step(
+                    w, gradients[name], m, v, scale=scale, beta1=s.beta1, beta2=s.beta2, eps=s.eps, decay=decay,
+                    rate1=lr / correction1, root2=correction2**-0.5,
+                )  # fmt: skip
+                continue
+            g = gradients[name] if scale == 1.0 else gradients[name] * scale
             m.lerp_(g, 1.0 - s.beta1)
             v.mul_(s.beta2).addcmul_(g, g, value=1.0 - s.beta2)
-            if s.weight_decay and w.dim() > 1:
-                w.mul_(1.0 - lr * s.weight_decay)
+            if decay != 1.0:
+                w.mul_(decay)
             w.addcdiv_(m / correction1, (v / correction2).sqrt_().add_(s.eps), value=-lr)
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -23,5 +23,5 @@ def completion_nll(
     """
     keep_BT = predicting_positions(batch).to(hidden_BTH.device)
     targets_N = batch.ids_BT[:, 1:].to(hidden_BTH.device)[keep_BT[:, :-1]]
-    logp_N, entropy_N = token_logprobs(hidden_BTH[keep_BT], head_VH, targets_N, chunk_rows=chunk_rows)
+    logp_N, entropy_N, _ = token_logprobs(hidden_BTH[keep_BT], head_VH, targets_N, chunk_rows=chunk_rows)
     return -logp_N.sum(), entropy_N.detach().sum()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from broaden.engines.mathfn import exp32
 from broaden.engines.sampling import sample_rows, sample_rows_torch, uniform, uniforms
+from broaden.jit.mathfn import exp32
 from broaden.perturb import noise
 
 KERNELS = ("compiled", "portable")

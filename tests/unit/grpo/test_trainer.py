@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from tests.helpers.grpo_toy import EOS, SPEC, VOCAB, ToyHost, center, even_first
 from broaden.engines import ScriptedEngine, TorchEngine
 from broaden.errors import ConfigError, DivergedError
 from broaden.es.schedule import batch_indices as es_batch_indices
+from broaden.grpo import trainer as grpo_trainer
 from broaden.grpo.minibatch import batch_indices, micro_batches, minibatches
+from broaden.grpo.policy import Leaves, Policy
 from broaden.grpo.rollouts import Rollouts, collect, packed
 from broaden.grpo.settings import PRESETS, GrpoSettings, differences, preset
 from broaden.grpo.trainer import Update, optimizer_for, train
@@ -254,6 +258,43 @@ def test_bfloat16_compute_keeps_a_float32_master() -> None:
     assert values[0]["sampler_gap"] < 0.05
 
 
+def test_passes_in_the_engines_working_copy_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several optimiser steps an update, the copy must follow the center from step to step."""
+    found = []
+    for borrowed in (True, False):
+        if not borrowed:
+            monkeypatch.setattr(grpo_trainer, "_room", lambda *_: None)
+        weights = center()
+        where = host(engine=TorchEngine(SPEC, {EOS}, dtype=torch.bfloat16))
+        room = where.engine.weights(0)
+        records = run(change(compute="bfloat16", updates=2, minibatch=2, inner=2), weights, where)
+        if borrowed:  # the last leaves were the weights before the last of the update's four steps
+            assert any(not torch.equal(room[n], w.bfloat16()) for n, w in weights.items())
+        found.append((weights, [r["loss"] for r in records]))
+    assert found[0][1] == found[1][1]
+    assert all(torch.equal(found[0][0][n], found[1][0][n]) for n in found[0][0])
+
+
+def test_nothing_of_an_optimiser_step_outlives_it() -> None:
+    """Leaves and gradients go by reference counts alone: at large models a wait for the collector costs gigabytes."""
+    weights = center()
+    gc.collect()
+    gc.disable()
+    try:
+        leaves = Leaves(weights, weights, torch.bfloat16)
+        kept = [weakref.ref(leaves.weights[n]) for n in weights]
+        logp = (
+            Policy(SPEC, 1.0, torch.bfloat16)
+            .logprobs(leaves.weights, sampled(BASE, weights), np.arange(4))
+            .logp_N
+        )
+        logp.sum().backward()
+        del leaves, logp
+        assert all(r() is None for r in kept)
+    finally:
+        gc.enable()
+
+
 def test_non_finite_weights_stop_before_the_step() -> None:
     weights = center()
     rollouts = sampled(BASE, weights)
@@ -319,9 +360,11 @@ def test_minibatches_cover_the_batch_once_and_keep_groups() -> None:
     assert whole.tolist() == list(range(15))
 
 
-def test_micro_batches_sort_by_length() -> None:
-    lengths = np.array([3, 1, 2, 1])
-    assert [m.tolist() for m in micro_batches(np.array([0, 1, 2, 3]), lengths, 3)] == [[1, 3, 2], [0]]
+def test_micro_batches_keep_groups_and_sort_by_length() -> None:
+    lengths, groups = np.array([3, 1, 2, 1, 9]), np.array([0, 0, 1, 1, 0])
+    rows = np.array([0, 1, 2, 3])
+    assert [m.tolist() for m in micro_batches(rows, lengths, groups, 2)] == [[3, 2], [1, 0]]
+    assert [m.tolist() for m in micro_batches(rows, lengths, groups, 3)] == [[3, 2, 1], [0]]
 
 
 def test_paper_preset_makes_two_steps_an_update() -> None:

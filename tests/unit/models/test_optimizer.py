@@ -68,3 +68,35 @@ def test_norm_and_clip_by_hand() -> None:
     assert clip_factor(5.0, 1.0) == pytest.approx(0.2, rel=1e-6)
     assert clip_factor(0.5, 1.0) == 1.0
     assert clip_factor(math.inf, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_norm_of_a_large_tensor_for_any_number_of_threads(threads: int) -> None:
+    x = torch.randn(3 * 65536 + 7, generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = global_norm({"x": x})
+    finally:
+        torch.set_num_threads(before)
+    assert found == pytest.approx(float(x.double().norm()), rel=1e-12)
+    assert found == global_norm({"x": x})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_norm_shows_a_gradient_that_is_not_finite(bad: float) -> None:
+    x = torch.ones(200_000)
+    x[123_456] = bad
+    assert not math.isfinite(global_norm({"x": x}))
+
+
+def test_compiled_step_equals_the_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, plain = make(0), make(0)
+    first, second = (AdamW(w, AdamWSettings(weight_decay=0.1)) for w in (mine, plain))
+    for step in range(1, 6):
+        first.step(mine, make(step), 0.02, scale=0.5)
+    monkeypatch.setattr("broaden.models.optimizer._compiled", lambda *_: False)
+    for step in range(1, 6):
+        second.step(plain, make(step), 0.02, scale=0.5)
+    for n in mine:
+        torch.testing.assert_close(mine[n], plain[n], rtol=1e-6, atol=1e-7)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+import torch
 from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
@@ -25,6 +26,12 @@ Scalar = Any  # a number whose width the compiler infers
 U16 = np.uint32(16)
 ONE = np.uint32(1)
 HALF = np.uint32(0x7FFF)
+
+
+def host(tensor: torch.Tensor) -> Array:
+    """A CPU tensor's memory as an array; bfloat16 as its bits in uint16."""
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def strict(function: F) -> F:
@@ -43,6 +50,14 @@ def strict_inline(function: F) -> F:
 def reduction(function: F) -> F:
     """Compile a sum or a maximum of finite numbers so that it may use vector lanes."""
     flags = {"contract", "reassoc", "nsz", "nnan"}
+    return cast(
+        F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function)
+    )
+
+
+def summation(function: F) -> F:
+    """`reduction` for numbers that may be infinite or NaN, which then reach the sum."""
+    flags = {"contract", "reassoc", "nsz"}
     return cast(
         F, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=flags, forceinline=True)(function)
     )
