@@ -2,10 +2,11 @@
 
 Work: SmolLM2-135M, 8 Countdown prompts x 8 completions of 64 tokens, KL term on (0.04), AdamW, bfloat16 passes, one
 optimiser step an update. Ours keeps the master and the optimiser's moments in float32. Peer: GRPOTrainer with bfloat16
-weights, the same settings, its sensible batch: 8 sequences a device and 8 accumulation steps, so that all 64
-completions are generated in one batch and logits exist for 8 sequences at once; `min_new_tokens` keeps lengths equal.
-Each side runs in processes of its own; the first update of a process is not counted. `memory_ratio`: highest anonymous
-memory of the whole process, ours / peer.
+weights and moments and the same settings, once as its defaults have it (all 64 sequences of the step on the device at
+once: "whole") and once with 8 sequences a device and 8 accumulation steps, which needs far less memory ("accumulated":
+all 64 completions are then still generated in one batch); `min_new_tokens` keeps lengths equal. The ratio is against
+the faster of the two. Each side runs in processes of its own; the first update of a process is not counted.
+`memory_ratio`: highest anonymous memory of the whole process, ours over each peer's.
 """
 
 from __future__ import annotations
@@ -20,32 +21,38 @@ import torch
 
 from broaden import tasks
 from broaden.bench.child import Watch, call, seconds_of
-from broaden.bench.harness import Pair, Result, Round, Settings, Unavailable, compared
+from broaden.bench.harness import Pair, Result, Round, Settings, Unavailable, compared, rate
 from broaden.bench.subjects import countdown_prompts, engine_for, smollm2
 from broaden.grpo.settings import GrpoSettings
 from broaden.grpo.trainer import optimizer_for, train
 from broaden.population import LocalPopulation
 
 GROUP, KL, RATE, MICRO = 8, 0.04, 1e-6, 8
-UPDATES = 2  # counted, a process
+UPDATES = 1  # counted, a process
 
 
 def run(settings: Settings) -> Result:
     """See the module."""
     if importlib.util.find_spec("trl") is None:
         raise Unavailable("TRL is not installed: pip install 'broaden[peers]'")
-    rounds: dict[str, list[Round]] = {"ours": [], "peer": []}
-    memory: dict[str, list[int]] = {"ours": [], "peer": []}
+    sides: dict[str, dict[str, Any]] = {"ours": {}, "accumulated": {"whole": False}, "whole": {"whole": True}}
+    if settings.quick:
+        del sides["whole"]
+    rounds: dict[str, list[Round]] = {side: [] for side in sides}
+    peaks = dict.fromkeys(sides, 0)
     for _ in range(settings.rounds or (1 if settings.quick else 2)):
-        for side in rounds:
-            said = call(f"broaden.bench.grpo_update:{side}", quick=settings.quick, threads=settings.threads)
+        for side, options in sides.items():
+            function = f"broaden.bench.grpo_update:{side if side == 'ours' else 'peer'}"
+            said = call(function, quick=settings.quick, threads=settings.threads, **options)
             rounds[side] += [Round(1.0, s, 0.0) for s in said["seconds"]]
-            memory[side].append(said["memory"]["peak"])
-    peaks = {side: max(found) for side, found in memory.items()}
-    return compared(Pair(tuple(rounds["ours"]), tuple(rounds["peer"])), "updates/s", {
-        "model": smollm2(settings.quick).source, "peer": f"trl {_version('trl')} GRPOTrainer",
+            peaks[side] = max(peaks[side], said["memory"]["peak"])
+    peers = [side for side in sides if side != "ours"]
+    faster = max(peers, key=lambda side: rate(rounds[side]))
+    return compared(Pair(tuple(rounds["ours"]), tuple(rounds[faster])), "updates/s", {
+        "model": smollm2(settings.quick).source, "peer": f"trl {_version('trl')} GRPOTrainer, {faster}",
         "prompts": _sizes(settings.quick)[0], "group": GROUP, "new_tokens": _sizes(settings.quick)[1],
-        "peak_bytes": peaks, "memory_ratio": peaks["ours"] / peaks["peer"],
+        "peer_rates": {side: rate(rounds[side]) for side in peers}, "peak_bytes": peaks,
+        "memory_ratio": {side: peaks["ours"] / peaks[side] for side in peers},
     })  # fmt: skip
 
 
@@ -72,14 +79,15 @@ def ours(watch: Watch, quick: bool, threads: int) -> dict[str, Any]:
     return {"seconds": seconds_of(lambda: next(records), UPDATES)}
 
 
-def peer(watch: Watch, quick: bool, threads: int) -> dict[str, Any]:
-    """A child: the same through TRL."""
+def peer(watch: Watch, quick: bool, threads: int, whole: bool) -> dict[str, Any]:
+    """A child: the same through TRL, all sequences on the device at once or MICRO of them."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(threads)
     prompts, new = _sizes(quick)
+    micro = prompts * GROUP if whole else MICRO
     watch.start()
     subject = smollm2(quick)
     if subject.folder is None:
@@ -97,8 +105,8 @@ def peer(watch: Watch, quick: bool, threads: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, use_cpu=True, per_device_train_batch_size=MICRO,
-            gradient_accumulation_steps=prompts * GROUP // MICRO, num_generations=GROUP, max_completion_length=new,
+            output_dir=folder, use_cpu=True, per_device_train_batch_size=micro,
+            gradient_accumulation_steps=prompts * GROUP // micro, num_generations=GROUP, max_completion_length=new,
             beta=KL, learning_rate=RATE, temperature=1.0, top_k=0, max_steps=1 + UPDATES, bf16=True,
             gradient_checkpointing=False, model_init_kwargs={"dtype": "bfloat16"},
             generation_kwargs={"min_new_tokens": new}, report_to=[], save_strategy="no", logging_strategy="no",
