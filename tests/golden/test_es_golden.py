@@ -25,7 +25,7 @@ from broaden.records import Request, Sampling
 
 SCRIPTED = "5d262da11974dad163f13c6105638510ca8271753206623faea9246a85f4295a"
 TORCH: dict[tuple[str, str, int], str] = {
-    ("2.13.0", "AVX512", 1): "28086e874735f99fc385af63fe8ea3195f74f849837d7b9ee557cc00d95ea456",
+    ("2.13.0", "AVX512", 2): "28086e874735f99fc385af63fe8ea3195f74f849837d7b9ee557cc00d95ea456",
 }
 SETTINGS = EsSettings(updates=3, members=6, prompts=8, sigma=0.02, alpha=0.01, sampling=Sampling(1.0, 40))
 

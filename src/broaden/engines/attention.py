@@ -2,9 +2,12 @@
 
     o = softmax(q K^T / sqrt(d)) V,   q, k = rope(norm(x + bias)),   over cached positions 0 .. the row's own
 
-The same kernel serves prompts (rows of one sequence in order) and decoding. Keys and values lie in tiles of TILE
-positions, each [d, TILE], so that every inner loop runs along positions: it fills vector lanes whatever d is.
-Arithmetic is float32; stored numbers are float32 or bfloat16 (uint16 bits). Not here: the projections (`compiled`).
+The same kernel serves prompts (rows of one sequence in order) and decoding. The query heads of a KV head are taken
+together, HEADS at a time, so that a key or value is read and widened once for all of them. The cache lies in tiles
+of TILE positions: keys [d, TILE], since scores are sums over d, values [TILE, d], since outputs are sums over
+positions; each sum is made in that order and stays in a register. While one KV head is worked on, the tiles of the
+next are fetched. Arithmetic is float32; stored numbers are float32 or bfloat16 (uint16 bits). Not here: the
+projections (`compiled`).
 """
 
 from __future__ import annotations
@@ -13,11 +16,17 @@ import numpy as np
 
 from broaden.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
 from broaden.jit.mathfn import exp32
+from broaden.engines.simd import WIDTH, Vector, load, madd, prefetch, store, zeros
 
-TILE = 64  # positions in a tile of the cache
-DIMENSIONS = 4  # of a head taken at a time; its width must be a multiple
-LANES = 16  # loops over positions run to a multiple of this; what lies beyond the length weighs nothing
+TILE = 2 * WIDTH  # positions in a tile of the cache
+HEADS = 4  # query heads of a KV head taken at a time: with two vectors each, as many sums as additions are under way
+LANES = 16  # the softmax runs to a multiple of this; what lies beyond the length weighs nothing
 ONE, ZERO, NOTHING = np.float32(1.0), np.float32(0.0), np.float32(-1e30)
+
+
+def value_width(width: int) -> int:
+    """Numbers that a value of `width` dimensions takes in the cache: a multiple of two vectors, zeros at the end."""
+    return -(-width // (2 * WIDTH)) * 2 * WIDTH
 
 
 @reduction
@@ -51,16 +60,27 @@ def _prepare(
 
 
 @strict_inline
-def _score(q: Array, k: Array, tile: int, n: int, scores: Array, block: int) -> None:
-    """scores[block, :n] = q . k over the first n positions of a tile, four dimensions at a time."""
-    for j in range(n):
-        scores[block, j] = ZERO
-    for i in range(0, q.shape[0], DIMENSIONS):
-        q0, q1, q2, q3 = q[i], q[i + 1], q[i + 2], q[i + 3]
-        for j in range(n):
-            scores[block, j] += (q0 * widen(k[tile, i, j]) + q1 * widen(k[tile, i + 1, j])) + (
-                q2 * widen(k[tile, i + 2, j]) + q3 * widen(k[tile, i + 3, j])
-            )
+def _score(q: Array, first: int, k: Array, tile: int, ahead: int, scores: Array, at: int) -> None:
+    """scores[first : first + HEADS, at : at + TILE] = q . k over a whole tile, read once for all these heads."""
+    a0, a1, b0, b1, c0, c1, d0, d1 = zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
+    for i in range(k.shape[1]):
+        prefetch(k, ahead, i, 0)
+        x, y = load(k, tile, i, 0), load(k, tile, i, WIDTH)
+        a, b, c, d = q[first, i], q[first + 1, i], q[first + 2, i], q[first + 3, i]
+        a0, a1 = madd(x, a, a0), madd(y, a, a1)
+        b0, b1 = madd(x, b, b0), madd(y, b, b1)
+        c0, c1 = madd(x, c, c0), madd(y, c, c1)
+        d0, d1 = madd(x, d, d0), madd(y, d, d1)
+    _store(a0, a1, scores, first, at)
+    _store(b0, b1, scores, first + 1, at)
+    _store(c0, c1, scores, first + 2, at)
+    _store(d0, d1, scores, first + 3, at)
+
+
+@strict_inline
+def _store(x: Vector, y: Vector, out: Array, row: int, at: int) -> None:
+    store(x, out, row, at)
+    store(y, out, row, at + WIDTH)
 
 
 @reduction
@@ -91,48 +111,71 @@ def _softmax(scores: Array, length: int, scale: Scalar) -> Scalar:
     return ONE / _sum(scores, padded)
 
 
-@reduction
-def _mix_four(
-    p: Array, block: int, v: Array, tile: int, i: int, n: int
-) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    a, b, c, d = ZERO, ZERO, ZERO, ZERO
-    for j in range(n):
-        weight = p[block, j]
-        a += weight * widen(v[tile, i, j])
-        b += weight * widen(v[tile, i + 1, j])
-        c += weight * widen(v[tile, i + 2, j])
-        d += weight * widen(v[tile, i + 3, j])
-    return a, b, c, d
+@strict_inline
+def _mix(
+    p: Array, first: int, v: Array, start: int, ahead: int, ready: int, length: int, at: int, out: Array
+) -> None:
+    """out[first : first + HEADS, at : at + 2 WIDTH] = p V over `length` positions of the tiles from `start`."""
+    a0, a1, b0, b1, c0, c1, d0, d1 = zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
+    for tile in range((length + TILE - 1) // TILE):
+        later = ahead + tile if tile < ready else start + tile
+        for j in range(min(TILE, length - tile * TILE)):
+            prefetch(v, later, j, at)
+            x, y = load(v, start + tile, j, at), load(v, start + tile, j, at + WIDTH)
+            t = tile * TILE + j
+            a, b, c, d = p[first, t], p[first + 1, t], p[first + 2, t], p[first + 3, t]
+            a0, a1 = madd(x, a, a0), madd(y, a, a1)
+            b0, b1 = madd(x, b, b0), madd(y, b, b1)
+            c0, c1 = madd(x, c, c0), madd(y, c, c1)
+            d0, d1 = madd(x, d, d0), madd(y, d, d1)
+    _store(a0, a1, out, first, at)
+    _store(b0, b1, out, first + 1, at)
+    _store(c0, c1, out, first + 2, at)
+    _store(d0, d1, out, first + 3, at)
 
 
 @strict_inline
-def _mix(p: Array, block: int, v: Array, tile: int, n: int, out: Array) -> None:
-    """out += sum over n positions of p[block, j] v[tile, :, j], four dimensions at a time."""
-    for i in range(0, out.shape[0], DIMENSIONS):
-        a, b, c, d = _mix_four(p, block, v, tile, i, n)
-        out[i] += a
-        out[i + 1] += b
-        out[i + 2] += c
-        out[i + 3] += d
-
-
-@strict_inline
-def _attend_head(
-    q: Array, scale: Scalar, k: Array, v: Array, start: int, length: int,
-    scores: Array, out: Array,
+def _attend_group(
+    q: Array, group: int, k: Array, v: Array, start: int, length: int, ahead: int, ready: int,
+    scores: Array, shares: Array, out: Array,
 ) -> None:  # fmt: skip
-    """out = softmax(scale q K^T) V over `length` positions of the tiles from `start`."""
+    """out[h] = softmax(q[h] K^T / sqrt(d)) V for the query heads of one KV head, over `length` positions from `start`.
+
+    `ready` tiles from `ahead` belong to whatever comes next: they are fetched meanwhile.
+    """
     tiles = (length + TILE - 1) // TILE
-    last = (length - (tiles - 1) * TILE + LANES - 1) // LANES * LANES
-    for tile in range(tiles):
-        _score(q, k, start + tile, last if tile == tiles - 1 else TILE, scores, tile)
-    share = _softmax(scores.reshape(-1), length, scale)
-    for i in range(out.shape[0]):
-        out[i] = ZERO
-    for tile in range(tiles):
-        _mix(scores, tile, v, start + tile, last if tile == tiles - 1 else TILE, out)
-    for i in range(out.shape[0]):
-        out[i] *= share
+    scale = ONE / np.sqrt(np.float32(k.shape[1]))
+    for first in range(0, group, HEADS):
+        for tile in range(tiles):
+            later = ahead + tile if tile < ready else start + tile
+            _score(q, first, k, start + tile, later, scores, tile * TILE)
+    for h in range(group):
+        shares[h] = _softmax(scores[h], length, scale)
+    for first in range(0, group, HEADS):
+        for at in range(0, v.shape[2], 2 * WIDTH):
+            _mix(scores, first, v, start, ahead, ready, length, at, out)
+
+
+@strict_inline
+def _write(
+    qkv: Array, row: int, heads: int, bias: Array, norm: Array, member: int, eps: Scalar,
+    cos: Array, sin: Array, position: int, k: Array, v: Array, start: int, tiles: int, x: Array,
+) -> None:  # fmt: skip
+    """Put a row's keys and values at their position into its slot, whose tiles begin at `start`."""
+    kv_heads, lane = (qkv.shape[1] - heads) // 2, position % TILE
+    for head in range(kv_heads):
+        into = start + head * tiles + position // TILE
+        _prepare(qkv, row, heads + head, bias, norm, member, eps, cos, sin, position, x)
+        for i in range(x.shape[0]):
+            k[into, i, lane] = narrow(x[i], k[into, i, lane])
+        source = heads + kv_heads + head
+        for i in range(x.shape[0]):
+            x[i] = widen(qkv[row, source, i])
+        if bias.size:
+            for i in range(x.shape[0]):
+                x[i] += widen(bias[member, source, i])
+        for i in range(x.shape[0]):
+            v[into, lane, i] = narrow(x[i], v[into, lane, i])
 
 
 @strict
@@ -144,55 +187,59 @@ def attend(
     """Write each row's key and value into its slot, then attend from position 0 to the row's own.
 
     qkv [rows, heads + 2 kv, d]; bias [members, heads + 2 kv, d] or empty; q_norm, k_norm [members, d] or empty;
-    positions, slots int64 [rows] (position -1: a row of padding, left alone); keys, values [slots, kv, tiles, d, TILE]
-    (finite everywhere); out [rows, heads, d]. Rows of one sequence come in the order of their positions. `write_only`
-    stops after the cache is written.
+    positions, slots int64 [rows] (position -1: a row of padding, left alone); keys [slots, kv, tiles, d, TILE], values
+    [slots, kv, tiles, TILE, value_width(d)]; out [rows, heads, d]. Rows of one sequence come in the order of their
+    positions. `write_only` stops after the cache is written.
     """
-    heads, width, kv_heads, tiles = out.shape[1], out.shape[2], keys.shape[1], keys.shape[2]
-    group = heads // kv_heads
-    k, v = keys.reshape((-1, width, TILE)), values.reshape((-1, width, TILE))
-    scores, q, mixed = (
-        np.empty((tiles, TILE), np.float32),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
+    rows, heads, width, kv_heads, tiles = (
+        out.shape[0],
+        out.shape[1],
+        out.shape[2],
+        keys.shape[1],
+        keys.shape[2],
     )
-    scale = ONE / np.sqrt(np.float32(width))
-    for row in range(qkv.shape[0]):
-        position, member = positions[row], row // each
+    group, wide = heads // kv_heads, values.shape[4]
+    most = (group + HEADS - 1) // HEADS * HEADS
+    k, v = keys.reshape((-1, width, TILE)), values.reshape((-1, TILE, wide))
+    x, q, mixed = (
+        np.empty(width, np.float32),
+        np.zeros((most, width), np.float32),
+        np.empty((most, wide), np.float32),
+    )
+    scores, shares = np.zeros((most, tiles * TILE), np.float32), np.empty(group, np.float32)
+    for row in range(rows):
+        position, member, slot = positions[row], row // each, slots[row] * kv_heads * tiles
         if position < 0:
             continue
-        for head in range(kv_heads):
-            into, lane = (slots[row] * kv_heads + head) * tiles + position // TILE, position % TILE
-            _prepare(qkv, row, heads + head, bias, k_norm, member, eps, cos, sin, position, q)
-            source = heads + kv_heads + head
-            for i in range(width):
-                k[into, i, lane] = narrow(q[i], k[into, i, lane])
-                value = widen(qkv[row, source, i])
-                if bias.size:
-                    value += widen(bias[member, source, i])
-                v[into, i, lane] = narrow(value, v[into, i, lane])
-        for head in range(0 if write_only else heads):
-            _prepare(qkv, row, head, bias, q_norm, member, eps, cos, sin, position, q)
-            _attend_head(
-                q, scale, k, v, (slots[row] * kv_heads + head // group) * tiles, position + 1, scores, mixed
-            )
-            for i in range(width):
-                out[row, head, i] = narrow(mixed[i], out[row, head, i])
+        _write(qkv, row, heads, bias, k_norm, member, eps, cos, sin, position, k, v, slot, tiles, x)
+        for head in range(0 if write_only else kv_heads):
+            for h in range(group):
+                _prepare(qkv, row, head * group + h, bias, q_norm, member, eps, cos, sin, position, q[h])
+            start = slot + head * tiles
+            ahead, ready = start + tiles, position // TILE + 1
+            if head + 1 == kv_heads:
+                following = min(row + 1, rows - 1)
+                ahead, ready = slots[following] * kv_heads * tiles, (positions[following] + TILE) // TILE
+            _attend_group(q, group, k, v, start, position + 1, ahead, ready, scores, shares, mixed)
+            for h in range(group):
+                for i in range(width):
+                    out[row, head * group + h, i] = narrow(
+                        mixed[h, i] * shares[h], out[row, head * group + h, i]
+                    )
 
 
 @strict
 def copy_slots(source: Array, target: Array, from_slots: Array, to_slots: Array, lengths: Array) -> None:
-    """The first `lengths` positions of slots, all layers: a shared prompt into a slot, or a slot moved.
+    """The tiles of the first `lengths` positions of slots, all layers: a shared prompt into a slot, or a slot moved.
 
-    source, target [layers, slots, kv, tiles, d, TILE]; one array may be both where every `to` is at most its `from`.
+    source, target [layers, slots, kv, tiles, numbers of a tile]; one array may be both where every `to` is at most its
+    `from`. What a last tile holds beyond the length comes along, and is overwritten before it is read.
     """
-    layers, _, kv_heads, _, width, _ = source.shape
+    layers, _, kv_heads, _, size = source.shape
     for layer in range(layers):
         for index in range(from_slots.shape[0]):
             a, b = from_slots[index], to_slots[index]
             for head in range(kv_heads):
-                for at in range(0, lengths[index], TILE):
-                    n, tile = min(TILE, lengths[index] - at), at // TILE
-                    for i in range(width):
-                        for j in range(n):
-                            target[layer, b, head, tile, i, j] = source[layer, a, head, tile, i, j]
+                for tile in range((lengths[index] + TILE - 1) // TILE):
+                    for i in range(size):
+                        target[layer, b, head, tile, i] = source[layer, a, head, tile, i]

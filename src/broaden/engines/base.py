@@ -15,7 +15,7 @@ import torch
 from broaden.errors import UsageError
 from broaden.records import Completion, Request, Sampling
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 Weights = dict[str, torch.Tensor]
 OnProgress = Callable[[int, int], None]

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broaden.engines.attention import TILE, attend, copy_slots
+from broaden.engines.attention import TILE, attend, copy_slots, value_width
+from broaden.jit import Array
 from broaden.engines.rowmath import add_norm, swiglu
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
 from broaden.engines.sampling import sample_rows
 from broaden.engines.weights import Buffers
 from broaden.errors import DivergedError
-from broaden.jit import Array
 from broaden.models.spec import ModelSpec
 from broaden.records import Sampling
 
@@ -147,9 +147,11 @@ class CompiledRunner:
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache in tiles; its pages are touched only as far as sequences grow."""
         spec, tiles = self.spec, round_up(max(positions, 1), TILE) // TILE
-        shape = (spec.layers, slots, spec.kv_heads, tiles, spec.head_dim, TILE)
-        dtype = self.buffers.norm.dtype
-        return Cache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
+        outer, dtype = (spec.layers, slots, spec.kv_heads, tiles), self.buffers.norm.dtype
+        return Cache(
+            _lazy_zeros((*outer, spec.head_dim, TILE), dtype),
+            _lazy_zeros((*outer, TILE, value_width(spec.head_dim)), dtype),
+        )
 
     def prompts(
         self, member: int, prompts: Sequence[Sequence[int]], cache: Cache, slots: Sequence[int]
@@ -184,8 +186,8 @@ class CompiledRunner:
 
     def copy(self, source: Cache, target: Cache, from_slots: Ints, to_slots: Ints, lengths: Ints) -> None:
         """Copy in compiled code, slot by slot in the order given."""
-        copy_slots(host(source.keys), host(target.keys), from_slots, to_slots, lengths)
-        copy_slots(host(source.values), host(target.values), from_slots, to_slots, lengths)
+        for a, b in ((source.keys, target.keys), (source.values, target.values)):
+            copy_slots(host(a.flatten(4)), host(b.flatten(4)), from_slots, to_slots, lengths)
 
     def _space(self, rows: int, head: bool) -> Space:
         return self.spaces.space(self.spec, self.buffers.norm, rows, head)

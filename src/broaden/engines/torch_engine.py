@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from broaden.engines.attention import DIMENSIONS
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
 from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces
 from broaden.engines.lanes import Job, run_lanes
@@ -205,11 +204,10 @@ def default_batch(members: int, device: torch.device) -> int:
 
 
 def _choose(kernels: Kernels, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    can = device.type == "cpu" and dtype in DTYPES and spec.head_dim % DIMENSIONS == 0
+    can = device.type == "cpu" and dtype in DTYPES
     if kernels == "compiled" and not can:
         raise UsageError(
-            f"the compiled kernels run on the cpu in float32 or bfloat16, with a head_dim that is a multiple of "
-            f"{DIMENSIONS}; not on {device} in {dtype} with head_dim {spec.head_dim}",
+            f"the compiled kernels run on the cpu in float32 or bfloat16; not on {device} in {dtype}",
             "leave kernels at auto",
         )
     return can and kernels != "portable"

@@ -253,4 +253,4 @@ def test_proof_is_part_of_the_conditions() -> None:
     assert made.conditions()["self_test"] is None
     report = prove(made)
     assert made.conditions()["self_test"] == report.to_json()
-    assert made.conditions()["numerics"] == 1
+    assert made.conditions()["numerics"] == 2
