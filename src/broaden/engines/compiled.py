@@ -6,15 +6,19 @@ the rest works row by row over exact lengths. Float32 and bfloat16.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from broaden.engines import packing
 from broaden.engines.attention import TILE, attend, copy_slots, value_width
 from broaden.jit import Array
+from broaden.engines.packing import Packed
 from broaden.engines.rowmath import add_norm, swiglu
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
 from broaden.engines.sampling import sample_rows
@@ -47,10 +51,17 @@ class Product:
         self.members, self.width, _ = weight.shape
         self.transposed = weight[0].t() if self.members == 1 else weight.transpose(1, 2)
         self.bias = bias[:, None, :] if bias is not None and bias.numel() else None
+        self.packed: Packed | None = None
+
+    def pack(self) -> None:
+        """Take a copy of the one member's weight in the library's own layout, where that changes no bit."""
+        self.packed = packing.pack(self.transposed.t())
 
     def into(self, x: Tensor, y: Tensor) -> None:
         """Write the product of x [rows, in] to y [rows, out], rows member-major."""
-        if self.members == 1:
+        if self.packed is not None:
+            y.copy_(packing.product(x, self.packed))
+        elif self.members == 1:
             torch.mm(x, self.transposed, out=y)
         else:
             torch.bmm(
@@ -86,6 +97,45 @@ class Stack:
         self.table = buffers.embedding.reshape(-1, buffers.spec.hidden)
         self.norm = host(buffers.norm)
         self.head = Product(buffers.head)
+
+    def pack(self) -> None:
+        """Pack every product of one member: many steps over few rows are worth the second copy of the weights."""
+        for layer in self.layers:
+            for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                product.pack()
+        self.head.pack()
+
+
+class Stacks:
+    """The products of groups of members during one call: made by the first of a group's jobs, dropped by the last.
+
+    Args:
+        starts: first member of each group.
+        parts: jobs that each group has.
+        pack: whether groups of one member are packed.
+    """
+
+    def __init__(self, buffers: Buffers, starts: Sequence[int], parts: int, pack: bool) -> None:
+        self.buffers, self.pack = buffers, pack
+        self.locks = {start: threading.Lock() for start in starts}
+        self.left = dict.fromkeys(starts, parts)
+        self.made: dict[int, Stack] = {}
+
+    @contextmanager
+    def lent(self, start: int, members: int) -> Iterator[Stack]:
+        """The products of the `members` from `start`, for one job."""
+        with self.locks[start]:
+            if start not in self.made:
+                self.made[start] = Stack(self.buffers.members(slice(start, start + members)))
+                if self.pack and members == 1:
+                    self.made[start].pack()
+        try:
+            yield self.made[start]
+        finally:
+            with self.locks[start]:
+                self.left[start] -= 1
+                if not self.left[start]:
+                    del self.made[start]
 
 
 class Space:
@@ -127,11 +177,14 @@ class CompiledRunner:
     Args:
         tables: cos and sin of `rope_tables`.
         spaces: activations; runners that are never active together may share them.
+        stack: the buffers' products, which any runners may share.
     """
 
-    def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor], spaces: Spaces) -> None:
+    def __init__(
+        self, buffers: Buffers, tables: tuple[Tensor, Tensor], spaces: Spaces, stack: Stack | None = None
+    ) -> None:
         self.spec, self.buffers = buffers.spec, buffers
-        self.stack = Stack(buffers)
+        self.stack = stack or Stack(buffers)
         one = buffers.count == 1
         self.single = (
             [self.stack] if one else [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]

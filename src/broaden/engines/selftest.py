@@ -117,9 +117,9 @@ def _compare(
 ) -> Iterator[tuple[str, bool]]:
     """(what was compared, whether it agreed)."""
 
-    def engine(members: int, slots: int) -> TorchEngine:
+    def engine(members: int, slots: int, packed: bool = True) -> TorchEngine:
         return TorchEngine(spec, [0], members=members, batch=members, dtype=dtype, device=device, slots=slots,
-                           kernels=kernels)  # fmt: skip
+                           kernels=kernels, packed=packed)  # fmt: skip
 
     asked = _requests(spec)
     serial: list[list[Completion]] = []
@@ -137,6 +137,9 @@ def _compare(
     narrow = engine(1, 16)
     fill(narrow, 0, 0)
     yield "16 slots instead of 64", narrow.generate([asked], SAMPLING)[0] == serial[0]
+    plain = engine(1, 64, packed=False)
+    fill(plain, 0, 0)
+    yield "weights as they lie instead of packed", plain.generate([asked], SAMPLING)[0] == serial[0]
     together = engine(MEMBERS, 32)
     for member in range(MEMBERS):
         fill(together, member, member)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
-from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces
+from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces, Stack, Stacks
 from broaden.engines.lanes import Job, run_lanes
 from broaden.engines.portable import PortableRunner
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Runner, round_up
@@ -27,6 +28,8 @@ from broaden.records import Completion, Request, Sampling
 
 Kernels = Literal["auto", "compiled", "portable"]
 CACHE_BYTES = 2 << 30
+PACKED_BYTES = 2 << 30  # of weights; larger models are not held twice
+PACKED_STEPS = 32  # tokens of a completion: packing costs as much as it saves in about ten
 TINY = 1 << 20  # parameters
 
 
@@ -43,6 +46,8 @@ class TorchEngine:
         max_context: most tokens of prompt and completion together; None: the model's positions.
         kernels: "compiled" (CPU), "portable" (any device); "auto" takes the first that can.
         cache_bytes: most bytes of keys and values at once; fewer slots where they would need more.
+        packed: keep a second copy of bfloat16 weights during a call, in the layout that products read (`packing`);
+            None: where `packs` says that it pays. It changes no bit.
         threads: CPU threads; None: torch's. Requests are shared out to as many lanes as have work (`lanes`).
     """
 
@@ -59,6 +64,7 @@ class TorchEngine:
         max_context: int | None = None,
         kernels: Kernels = "auto",
         cache_bytes: int = CACHE_BYTES,
+        packed: bool | None = None,
         threads: int | None = None,
     ) -> None:
         if spec.family == "other":
@@ -69,7 +75,7 @@ class TorchEngine:
             raise UsageError(f"members must be at least 1, got {members}")
         self.spec, self.dtype, self.device = spec, dtype, torch.device(device)
         self.context = min(spec.max_positions, max_context or spec.max_positions)
-        self.cache_bytes = cache_bytes
+        self.cache_bytes, self.packed = cache_bytes, packed
         self.slots = round_up(slots or default_slots(spec), ROW_MULTIPLE)
         self.batch = min(members, batch or default_batch(members, self.device))
         self.compiled = _choose(kernels, spec, self.device, dtype)
@@ -126,21 +132,27 @@ class TorchEngine:
             (start, [q.share(i, parts) for q in queues]) for start, queues in groups for i in range(parts)
         ]
         lanes = min(lanes, len(work))
+        pack = self.packed
+        if pack is None:
+            pack = packs(self.spec, self.dtype, self.batch, sampling.max_new_tokens)
+        stacks = Stacks(self.buffers, [start for start, _ in groups], parts, pack)
         return [
-            [self._job(lane, lanes, *job, sampling, out) for job in work[lane::lanes]]
+            [self._job(lane, lanes, *job, sampling, stacks, out) for job in work[lane::lanes]]
             for lane in range(lanes)
         ]
 
     def _job(
         self, lane: int, lanes: int, start: int, queues: Sequence[Queue], sampling: Sampling,
-        out: list[list[Completion | None]],
+        stacks: Stacks, out: list[list[Completion | None]],
     ) -> Job:  # fmt: skip
         """Run some queues of the members from `start` and put their completions where they belong."""
 
         def job(report: OnProgress, stop: threading.Event) -> None:
             slots = self._slots(queues, sampling.max_new_tokens, lanes)
-            schedule = Schedule(self._runner(start, len(queues), lane), queues, sampling, self.eos, slots)
-            schedule.run(report, stop)
+            with stacks.lent(start, len(queues)) if self.compiled else nullcontext() as stack:
+                runner = self._runner(start, len(queues), lane, stack)
+                schedule = Schedule(runner, queues, sampling, self.eos, slots)
+                schedule.run(report, stop)
             for member, queue in enumerate(queues):
                 for request, completion in zip(
                     queue.order, schedule.results.completions(member), strict=True
@@ -166,10 +178,10 @@ class TorchEngine:
             "self_test": self.report,
         }
 
-    def _runner(self, start: int, members: int, lane: int) -> Runner:
+    def _runner(self, start: int, members: int, lane: int, stack: Stack | None) -> Runner:
         buffers = self.buffers.members(slice(start, start + members))
         if self.compiled:
-            return CompiledRunner(buffers, self._rope(), self._spaces.setdefault(lane, Spaces()))
+            return CompiledRunner(buffers, self._rope(), self._spaces.setdefault(lane, Spaces()), stack)
         return PortableRunner(buffers, self._rope())
 
     def _rope(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,6 +199,15 @@ class TorchEngine:
             * lanes
         )
         return max(ROW_MULTIPLE, min(self.slots, self.cache_bytes // each // ROW_MULTIPLE * ROW_MULTIPLE))
+
+
+def packs(spec: ModelSpec, dtype: torch.dtype, batch: int, new: int) -> bool:
+    """Whether a packed copy of a member's weights is worth its time and memory for completions of `new` tokens.
+
+    Not for tiny models, which stay in a core's cache anyway, nor for batches of members.
+    """
+    fits = TINY < spec.parameters <= PACKED_BYTES // dtype.itemsize
+    return dtype == torch.bfloat16 and batch == 1 and fits and new >= PACKED_STEPS
 
 
 def default_slots(spec: ModelSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 from tests.helpers.peers import CONFIGS, peer
 
-from broaden.engines import TorchEngine, prove, self_test
+from broaden.engines import TorchEngine, packing, prove, self_test
 from broaden.engines import compiled as compiled_module
 from broaden.engines.scheduler import Queue
 from broaden.engines.selftest import SPEC, fill
-from broaden.engines.torch_engine import Kernels
+from broaden.engines.torch_engine import Kernels, packs
 from broaden.errors import DivergedError, ExactnessError, ModelError, UsageError
 from broaden.models.spec import ModelSpec
 from broaden.records import Completion, Request, Sampling
@@ -129,6 +130,47 @@ def test_threads_change_no_bit() -> None:
     assert engine(1, threads=3).generate(asked[:1], FULL) == engine(1, threads=1).generate(asked[:1], FULL)
 
 
+def test_packed_weights_change_no_bit_and_are_made_anew_in_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_exact", {})
+    asked, options = requests(40), {"dtype": torch.bfloat16, "threads": 2}
+    plain, packed = engine(packed=False, **options), engine(packed=True, **options)
+    first = plain.generate([asked], FULL)
+    assert packed.generate([asked], FULL) == first
+    assert list(packing._exact.values()) == [True] * 5
+    for made in (plain, packed):
+        fill(made, 0, 1)
+    second = plain.generate([asked], FULL)
+    assert packed.generate([asked], FULL) == second != first
+
+
+def test_weights_are_not_packed_where_that_would_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn((48, 32), generator=torch.Generator().manual_seed(0)).bfloat16()
+    monkeypatch.setattr(packing, "_exact", {})
+    assert packing.pack(weight.float()) is None
+    assert packing.pack(weight) is not None
+    product = packing.product
+    monkeypatch.setattr(packing, "_exact", {})
+    monkeypatch.setattr(packing, "product", lambda x, packed: product(x, packed) + 2.0**-6)
+    assert packing.pack(weight) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_exact", {(48, 32): False})
+    assert packing.pack(weight) is None
+
+
+@pytest.mark.parametrize(
+    ("parameters_per_layer", "new", "batch", "dtype", "expected"),
+    [(64, 32, 1, torch.bfloat16, True), (64, 31, 1, torch.bfloat16, False), (64, 32, 2, torch.bfloat16, False),
+     (64, 32, 1, torch.float32, False), (1, 32, 1, torch.bfloat16, False)],
+)  # fmt: skip
+def test_when_weights_are_packed(
+    parameters_per_layer: int, new: int, batch: int, dtype: torch.dtype, expected: bool
+) -> None:
+    spec = dataclasses.replace(SPEC, layers=parameters_per_layer)
+    assert packs(spec, dtype, batch, new) is expected
+
+
 def test_long_prompts_in_pieces_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(20, longest=100)
     whole = engine().generate([asked], FULL)
@@ -229,7 +271,7 @@ def test_progress_ends_at_the_totals() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_self_test_passes_here(kernels: Kernels, dtype: torch.dtype) -> None:
     report = self_test(dtype=dtype, kernels=kernels)
-    assert (report.ok, report.comparisons, report.differences) == (True, 6, ())
+    assert (report.ok, report.comparisons, report.differences) == (True, 7, ())
     report.require()
 
 
