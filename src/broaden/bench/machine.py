@@ -11,7 +11,9 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ import torch
 import torch.nn.functional as F
 
 import broaden
+from broaden.engines import packing
 from broaden.engines.base import OnProgress
 from broaden.engines.lanes import run_lanes
 from broaden.models.spec import ModelSpec
 
+Call = Callable[[torch.Tensor], torch.Tensor]
 FLAGS = re.compile(r"avx|amx|vnni|bf16|fp16|sve|asimd")
 
 
@@ -123,14 +127,17 @@ def ceiling(spec: ModelSpec, dtype: torch.dtype, rows: int, threads: int, second
     """Tokens a second if a decode step were its matrix products alone: what no engine of this model can pass.
 
     Every product of a step over `rows` rows, each layer with weights of its own (they come from memory, as in a
-    real step); the better of one process-wide call and `threads` lanes that share the rows; best of the steps
-    that fit into `seconds`.
+    real step); the best of one process-wide call and `threads` lanes that share the rows, with weights as they lie and
+    (bfloat16) packed; best of the steps that fit into `seconds`.
     """
     weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in products(spec)]
-    best = _lanes(weights, rows, 1, threads, seconds)
-    if threads > 1:
-        best = max(best, _lanes(weights, rows, threads, 1, seconds))
-    return best
+    calls: list[list[Call]] = [[partial(F.linear, weight=w) for w in weights]]
+    packed = [p for w in weights if (p := packing.pack(w)) is not None]
+    if len(packed) == len(weights):
+        calls.append([partial(packing.product, packed=p) for p in packed])
+    splits = ((1, threads), (threads, 1)) if threads > 1 else ((1, 1),)
+    widths = [w.shape[1] for w in weights]
+    return max(_lanes(c, widths, dtype, rows, *split, seconds) for c in calls for split in splits)
 
 
 def products(spec: ModelSpec) -> list[tuple[int, int]]:
@@ -142,17 +149,21 @@ def products(spec: ModelSpec) -> list[tuple[int, int]]:
     return [*(shape for _ in range(spec.layers) for shape in layer), (spec.vocab, spec.hidden)]
 
 
-def _lanes(weights: list[torch.Tensor], rows: int, lanes: int, threads: int, seconds: float) -> float:
+def _lanes(
+    calls: Sequence[Call], widths: list[int], dtype: torch.dtype, rows: int,
+    lanes: int, threads: int, seconds: float,
+) -> float:  # fmt: skip
+    """Tokens a second of `lanes` lanes that call every product, whose inputs have these widths."""
     share = max(1, rows // lanes)
-    inputs = {w.shape[1]: torch.randn(share, w.shape[1]).to(w.dtype) for w in weights}
+    inputs = {width: torch.randn(share, width).to(dtype) for width in widths}
     best = [0.0] * lanes
 
     def steps(lane: int, _report: OnProgress, _stop: threading.Event) -> None:
         end = time.perf_counter() + seconds
         while best[lane] == 0.0 or time.perf_counter() < end:
             began = time.perf_counter()
-            for w in weights:
-                F.linear(inputs[w.shape[1]], w)
+            for call, width in zip(calls, widths, strict=True):
+                call(inputs[width])
             best[lane] = max(best[lane], share / (time.perf_counter() - began))
 
     def job(lane: int) -> Any:
