@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from broaden.engines import packing
-from broaden.engines.attention import TILE, attend, copy_slots, value_width
-from broaden.jit import Array
 from broaden.engines.packing import Packed
-from broaden.engines.rowmath import add_norm, swiglu
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
 from broaden.engines.sampling import sample_rows
 from broaden.engines.weights import Buffers
 from broaden.errors import DivergedError
+from broaden.kernels import Array
+from broaden.kernels.attention import TILE, attend, copy_slots, value_width
+from broaden.kernels.rowmath import add_norm, swiglu
 from broaden.models.spec import ModelSpec
 from broaden.records import Sampling
 

@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.jit import Array, Scalar, reduction, strict, strict_inline, widen
-from broaden.jit.mathfn import exp32
+from broaden.kernels import Array, Scalar, strict, strict_inline, widen
+from broaden.kernels.logits import BLOCK, block_sums, exponentials, largest, not_finite, weighted
 from broaden.perturb import noise
 
 M0, M1 = np.uint64(noise.MULTIPLIER_0), np.uint64(noise.MULTIPLIER_1)
 W0, W1 = np.uint64(noise.WEYL_0), np.uint64(noise.WEYL_1)
 ROUNDS = noise.ROUNDS
 LOW, SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
-BLOCK = 64  # logits in a partial sum of the inverse CDF
-EXPONENT = np.uint32(0x7F800000)
 
 
 @strict_inline
@@ -46,61 +44,12 @@ def uniforms(keys: Array, counters: Array, out: Array) -> None:
         out[i] = uniform(keys[i], counters[i])
 
 
-@reduction
-def _largest(z: Array, row: int, n: int) -> Scalar:
-    top = widen(z[row, 0])
-    for i in range(n):
-        top = max(top, widen(z[row, i]))
-    return top
-
-
-@strict_inline
-def _not_finite(z: Array, row: int, n: int) -> Scalar:
-    """Whether any of n stored numbers is infinite or NaN, from their exponent bits."""
-    bad = np.uint32(0)
-    for i in range(n):
-        bad |= np.uint32((np.float32(widen(z[row, i])).view(np.uint32) & EXPONENT) == EXPONENT)
-    return bad != np.uint32(0)
-
-
 @strict_inline
 def _first_equal(z: Array, row: int, n: int, value: Scalar) -> Scalar:
     for i in range(n):
         if widen(z[row, i]) == value:
             return i
     return n - 1
-
-
-@strict_inline
-def _exponentials(z: Array, row: int, n: int, top: Scalar, inverse: Scalar, e: Array) -> None:
-    for i in range(n):
-        e[i] = exp32((widen(z[row, i]) - top) * inverse)
-
-
-@reduction
-def _block_sum(e: Array, block: int) -> Scalar:
-    total = 0.0
-    for j in range(e.shape[1]):
-        total += np.float64(e[block, j])
-    return total
-
-
-@strict_inline
-def _block_sums(e: Array, sums: Array) -> Scalar:
-    """Sums of the blocks of e [blocks, BLOCK] in float64; returns their total, added in order."""
-    total = 0.0
-    for block in range(e.shape[0]):
-        sums[block] = _block_sum(e, block)
-        total += sums[block]
-    return total
-
-
-@reduction
-def _weighted(e: Array, z: Array, row: int, n: int, top: Scalar) -> Scalar:
-    total = 0.0
-    for i in range(n):
-        total += np.float64(e[i] * (widen(z[row, i]) - top))
-    return total
 
 
 @strict_inline
@@ -135,23 +84,23 @@ def sample_rows(
     e, sums = np.zeros(blocks * BLOCK, np.float32), np.empty(blocks, np.float64)
     tiles = e.reshape((blocks, BLOCK))
     for row in rows:
-        if _not_finite(logits, row, vocab):
+        if not_finite(logits, row, vocab):
             return row
-        top, total = _largest(logits, row, vocab), 0.0
+        top, total = largest(logits, row, vocab), 0.0
         if temperature == 0.0:
             token = _first_equal(logits, row, vocab, top)
         else:
-            _exponentials(logits, row, vocab, top, np.float32(1.0 / temperature), e)
-            total = _block_sums(tiles, sums)
+            exponentials(logits, row, vocab, top, np.float32(1.0 / temperature), e)
+            total = block_sums(tiles, sums)
             token = _inverse_cdf(tiles, sums, uniform(keys[row], counts[row]) * total)
         tokens[row] = token
         if want_logprob or want_entropy:
             if temperature != 1.0:
-                _exponentials(logits, row, vocab, top, np.float32(1.0), e)
-                total = _block_sums(tiles, sums)
+                exponentials(logits, row, vocab, top, np.float32(1.0), e)
+                total = block_sums(tiles, sums)
             logprobs[row] = np.float64(widen(logits[row, token]) - top) - np.log(total)
             if want_entropy:
-                entropies[row] = np.log(total) - _weighted(e, logits, row, vocab, top) / total
+                entropies[row] = np.log(total) - weighted(e, logits, row, vocab, top) / total
     return -1
 
 

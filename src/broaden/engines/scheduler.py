@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
 from broaden.engines.runner import ROW_MULTIPLE, Ints, Runner, round_up
-from broaden.jit import strict
+from broaden.kernels import strict
 from broaden.records import Completion, Request, Sampling
 
 PROGRESS_STEPS = 16

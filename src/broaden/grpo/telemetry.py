@@ -103,7 +103,8 @@ def flops(seen: Seen, tokens: int, prompt_tokens: int, flops_per_token: int, ref
 
     paper: tokens x (policy f + reference f + backward 2 f) = 4 f x tokens, 3 f without a KL term
     full:  decoding and shared prefill, every forward pass over prompt and completion (policy, pi_old, reference)
-           and 2 f for every backward one, as they were run
+           and 2 f for every backward one, each row with its prompt: what the algorithm asks for, so that budgets
+           do not depend on the device. The CPU's passes cost less: they share prompts and take pi_old from the sampler
     """
     full = tokens + prompt_tokens + seen.forward_tokens + 2 * seen.backward_tokens
     return {

@@ -163,7 +163,7 @@ class Update:
         ]
         active = np.flatnonzero(self.active_R)
         if len(parts) > 1 and len(active):
-            self.old_N, plain_N = self._scan(self.weights, active)
+            self.old_N, plain_N = self._old(active)
             self.first_N = plain_N.double().cpu().numpy()
         if self.loss.kl and reference is not None and len(active):
             self.reference_N, _ = self._scan(reference, active)
@@ -173,6 +173,24 @@ class Update:
     def _scan(self, weights: Weights, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         self.seen.forward_tokens += self._tokens_with_prompt(rows)
         return self.policy.scan(weights, self.rollouts, rows)
+
+    def _old(self, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities under the policy that sampled, as `Policy.scan` has them.
+
+        On the CPU sampler and trainer run the same compiled code, so at temperature 1 the sampler has them already. A
+        first micro-batch is passed to see that this holds, bit for bit; where it does not, all are.
+        """
+        r, size = self.rollouts, self.settings.micro_batch
+        if self.settings.temperature != 1.0 or len(r.logprobs_N) != int(r.starts_R[-1]):
+            return self._scan(self.weights, rows)
+        first = micro_batches(rows, r.lengths_R, r.groups_R, size)[0]
+        seen_N, plain_N = self.policy.scan(self.weights, r, first)
+        said_N = torch.from_numpy(r.logprobs_N).float().to(seen_N.device)
+        places = torch.from_numpy(r.tokens_of(first)).to(seen_N.device)
+        if not torch.equal(seen_N[places], said_N[places]):
+            return self._scan(self.weights, rows)
+        self.seen.forward_tokens += self._tokens_with_prompt(rows)
+        return said_N, plain_N
 
     def _tokens_with_prompt(self, rows: np.ndarray) -> int:
         return int((self.rollouts.rows.starts[rows + 1] - self.rollouts.rows.starts[rows]).sum())

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.jit import Array, Scalar, host, strict, summation, widen
-from broaden.jit.rows import over_rows
+from broaden.kernels import Array, Scalar, host, strict, summation, widen
+from broaden.kernels.rows import over_rows
 
 BLOCK = 1 << 16  # elements in a partial sum
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from broaden.models import softmax_rows
-from broaden.models.softmax_rows import Stats
+from broaden.kernels import softmax_rows
+from broaden.kernels.softmax_rows import Stats
 
+ROW_MULTIPLE = (
+    16  # products over a multiple of this many rows give a row the same bits, whatever the others are
+)
 CHUNK_BYTES = 1 << 26  # of logits held at once
 
 
@@ -87,13 +91,19 @@ def token_logprobs(
 
     Returns:
         (logp_N, entropy_N, plain_N) in float32: the first two differentiable in hidden and head, once; plain_N is the
-        log-probability at temperature 1, detached. The values of a row do not depend on chunk_rows beyond the
-        rounding of the matrix product.
+        log-probability at temperature 1, detached. With chunks of a multiple of 16 rows the values of a row do not
+        depend on the other rows, bit for bit.
     """
-    per_row = head_VH.shape[0] * head_VH.element_size()
-    rows = max(1, CHUNK_BYTES // per_row) if chunk_rows is None else chunk_rows
+    per_row, count = head_VH.shape[0] * head_VH.element_size(), len(hidden_NH)
+    rows = (
+        max(ROW_MULTIPLE, CHUNK_BYTES // per_row // ROW_MULTIPLE * ROW_MULTIPLE)
+        if chunk_rows is None
+        else chunk_rows
+    )
     keep = torch.is_grad_enabled() and (hidden_NH.requires_grad or head_VH.requires_grad)
+    if padding := -count % ROW_MULTIPLE:
+        hidden_NH, targets_N = F.pad(hidden_NH, (0, 0, 0, padding)), F.pad(targets_N, (0, padding))
     out: tuple[Tensor, Tensor, Tensor] = _TokenLogprobs.apply(
         hidden_NH, head_VH, targets_N, temperature, rows, keep
     )
-    return out
+    return out[0][:count], out[1][:count], out[2][:count]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from broaden.models.logprobs import ROW_MULTIPLE
 from broaden.models.rows import Examples
 
 Ints = NDArray[np.int64]
@@ -38,12 +39,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows as one sequence of S positions that predict N tokens.
+    """Rows as S places, a multiple of 16, that predict N tokens.
 
     Attributes:
-        ids_S, positions_S: token ids and their rotary positions (int64).
+        ids_S, positions_S: token ids and their positions (int64); position -1 is padding at the end.
         predict_N: the place whose hidden state predicts each completion token, row by row in the order given.
         targets_N: those tokens.
+        starts_Q: where each run of places begins (Q + 1 numbers): a prompt, or a completion.
+        prompts_Q: for a completion the number of its prompt's run, for a prompt -1.
         blocks: what attends to what.
     """
 
@@ -51,6 +54,8 @@ class Pack:
     positions_S: Ints
     predict_N: torch.Tensor
     targets_N: torch.Tensor
+    starts_Q: Ints
+    prompts_Q: Ints
     blocks: tuple[Block, ...]
 
 
@@ -74,14 +79,15 @@ def pack(rows: Examples, at: Sequence[int] | Ints, groups_R: Ints | None = None)
     positions: list[Ints] = []
     predict: dict[int, Ints] = {}
     spans: list[_Span] = []
+    owners: list[int] = []
     place = 0
     for members in _by_group(np.asarray(at, np.int64), groups_R):
-        prompt = int(rows.prompts[members[0]])
-        prompt_at = place
+        prompt, prompt_at, owner = int(rows.prompts[members[0]]), place, len(spans)
         begin = int(rows.starts[members[0]])
         ids.append(rows.flat[begin : begin + prompt])
         positions.append(np.arange(prompt))
         spans.append(_Span(place, prompt))
+        owners.append(-1)
         place += prompt
         for row in members:
             begin, end = int(rows.starts[row]) + prompt, int(rows.starts[row + 1])
@@ -91,12 +97,16 @@ def pack(rows: Examples, at: Sequence[int] | Ints, groups_R: Ints | None = None)
                 ids.append(rows.flat[begin : end - 1])
                 positions.append(prompt + np.arange(count))
                 spans.append(_Span(place, count, prompt_at, prompt))
+                owners.append(owner)
                 place += count
+    padding = -place % ROW_MULTIPLE
     return Pack(
-        torch.from_numpy(np.concatenate(ids).astype(np.int64)),
-        np.concatenate(positions).astype(np.int64),
+        torch.from_numpy(np.concatenate([*ids, np.zeros(padding, np.int32)]).astype(np.int64)),
+        np.concatenate([*positions, np.full(padding, -1)]).astype(np.int64),
         torch.from_numpy(np.concatenate([predict[int(r)] for r in at])),
         torch.from_numpy(np.concatenate([_completion(rows, int(r)) for r in at]).astype(np.int64)),
+        np.array([*(span.start for span in spans), place]),
+        np.array(owners),
         tuple(_blocks(spans)),
     )
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from broaden.errors import ModelError, UsageError
+from broaden.kernels.softmax_rows import DTYPES
 from broaden.models.decoder import rope_tables
 from broaden.models.pack import Pack
-from broaden.models.pack_attention import PackAttention, Rotation
+from broaden.models.pack_attention import Context, PackAttention
 from broaden.models.rowops import RmsNorm, SwiGlu
-from broaden.models.softmax_rows import DTYPES
 from broaden.models.spec import ModelSpec
 
 Weights = Mapping[str, Tensor]
@@ -47,41 +47,37 @@ def forward_packed(
     length = int(pack.positions_S.max()) + 1
     if length > spec.max_positions:
         raise UsageError(f"a row of {length} tokens, but the model has {spec.max_positions} positions")
-    rotation = Rotation(*rope_tables(spec, length), pack.positions_S)
+    context = Context(pack, *rope_tables(spec, length), spec.norm_eps)
     h = F.embedding(pack.ids_S, weights["model.embed_tokens.weight"])
     for index in range(spec.layers):
         if checkpoint_layers and torch.is_grad_enabled():
-            h = checkpoint(_layer, spec, weights, index, h, pack, rotation, use_reentrant=False)
+            h = checkpoint(_layer, spec, weights, index, h, context, use_reentrant=False)
         else:
-            h = _layer(spec, weights, index, h, pack, rotation)
+            h = _layer(spec, weights, index, h, context)
     return _norm(h, weights["model.norm.weight"], spec)
 
 
-def _layer(
-    spec: ModelSpec, weights: Weights, index: int, h: Tensor, pack: Pack, rotation: Rotation
-) -> Tensor:
+def _layer(spec: ModelSpec, weights: Weights, index: int, h: Tensor, context: Context) -> Tensor:
     prefix = f"model.layers.{index}."
     x = _norm(h, weights[prefix + "input_layernorm.weight"], spec)
-    h = h + _attention(spec, weights, prefix + "self_attn.", x, pack, rotation)
+    h = h + _attention(spec, weights, prefix + "self_attn.", x, context)
     x = _norm(h, weights[prefix + "post_attention_layernorm.weight"], spec)
     gate, up = _project(weights, prefix + "mlp.gate_proj", x), _project(weights, prefix + "mlp.up_proj", x)
     return h + _project(weights, prefix + "mlp.down_proj", SwiGlu.apply(gate, up))
 
 
-def _attention(
-    spec: ModelSpec, weights: Weights, prefix: str, x: Tensor, pack: Pack, rotation: Rotation
-) -> Tensor:
-    q, k, v = (_project(weights, f"{prefix}{name}_proj", x).view(len(x), -1, spec.head_dim) for name in "qkv")
-    if spec.qk_norm:
-        q, k = (
-            _head_norm(t, weights[f"{prefix}{name}_norm.weight"], spec) for name, t in (("q", q), ("k", k))
-        )
-    mixed = PackAttention.apply(q, k, v, pack.blocks, rotation)
+def _attention(spec: ModelSpec, weights: Weights, prefix: str, x: Tensor, context: Context) -> Tensor:
+    q, k, v = (
+        F.linear(x, weights[f"{prefix}{name}_proj.weight"]).view(len(x), -1, spec.head_dim) for name in "qkv"
+    )
+    none = x.new_empty(0)
+    biases = [
+        weights[n].view(-1, spec.head_dim) for n in (f"{prefix}{c}_proj.bias" for c in "qkv") if n in weights
+    ]
+    bias = torch.cat(biases) if biases else none.view(0, spec.head_dim)
+    norms = [weights.get(f"{prefix}{name}_norm.weight", none) for name in "qk"]
+    mixed = PackAttention.apply(q, k, v, bias, *norms, context)
     return _project(weights, prefix + "o_proj", mixed.view(len(x), -1))
-
-
-def _head_norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
-    return _norm(x.reshape(-1, spec.head_dim), weight, spec).view(x.shape)
 
 
 def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
@@ -90,4 +86,6 @@ def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
 
 
 def _project(weights: Weights, name: str, x: Tensor) -> Tensor:
-    return F.linear(x, weights[name + ".weight"], weights.get(name + ".bias"))
+    """x W^T, then the bias in the weights' type: rounded as the engine rounds."""
+    y = F.linear(x, weights[name + ".weight"])
+    return y + weights[name + ".bias"] if name + ".bias" in weights else y

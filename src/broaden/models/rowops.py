@@ -14,20 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.jit import Array, Scalar, host, narrow, reduction, strict, widen
-from broaden.jit.mathfn import exp32
-from broaden.jit.rows import over_rows
+from broaden.kernels import Array, Scalar, host, narrow, reduction, strict, widen
+from broaden.kernels.mathfn import exp32
+from broaden.kernels.rowmath import add_norm, square_sum
+from broaden.kernels.rows import over_rows
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
-
-
-@reduction
-def _square_sum(x: Array, row: int) -> Scalar:
-    total = ZERO
-    for i in range(x.shape[1]):
-        v = widen(x[row, i])
-        total += v * v
-    return total
 
 
 @reduction
@@ -39,18 +31,12 @@ def _triple_dot(x: Array, w: Array, d: Array, row: int) -> Scalar:
 
 
 @strict
-def _norm(x: Array, w: Array, eps: Scalar, first: int, last: int, scales: Array, out: Array) -> None:
+def _norm_gradient(
+    x: Array, w: Array, eps: Scalar, d: Array, first: int, last: int, scales: Array, out: Array
+) -> None:
     for row in range(first, last):
-        scale = ONE / np.sqrt(_square_sum(x, row) / np.float32(x.shape[1]) + np.float32(eps))
-        scales[row] = scale
-        for i in range(x.shape[1]):
-            out[row, i] = narrow(widen(x[row, i]) * scale * widen(w[i]), out[row, i])
-
-
-@strict
-def _norm_gradient(x: Array, w: Array, scales: Array, d: Array, first: int, last: int, out: Array) -> None:
-    for row in range(first, last):
-        r = scales[row]
+        r = ONE / np.sqrt(square_sum(x, row) / np.float32(x.shape[1]) + np.float32(eps))
+        scales[row] = r
         pull = r * r * r * (_triple_dot(x, w, d, row) / np.float32(x.shape[1]))
         for i in range(x.shape[1]):
             out[row, i] = narrow(r * (widen(w[i]) * widen(d[row, i])) - pull * widen(x[row, i]), out[row, i])
@@ -69,22 +55,23 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out, scales = torch.empty_like(x), torch.empty(len(x), dtype=torch.float32)
-        a, w, s, o = host(x), host(weight), host(scales), host(out)
-        over_rows(len(x), lambda i, j: _norm(a, w, eps, i, j, s, o))
-        ctx.save_for_backward(x, weight, scales)
+        out = torch.empty_like(x)
+        a, w, o = host(x), host(weight[None]), host(out)
+        over_rows(len(x), lambda i, j: add_norm(a[i:j], a[i:j], False, w, len(a), eps, o[i:j]))
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scales = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         d_y = grads[0].contiguous()
-        d_x, d_w = torch.empty_like(x), None
-        a, w, s, d, o = host(x), host(weight), host(scales), host(d_y), host(d_x)
-        over_rows(len(x), lambda i, j: _norm_gradient(a, w, s, d, i, j, o))
+        d_x, d_w, scales = torch.empty_like(x), None, np.empty(len(x), np.float32)
+        a, w, d, o = host(x), host(weight), host(d_y), host(d_x)
+        over_rows(len(x), lambda i, j: _norm_gradient(a, w, ctx.eps, d, i, j, scales, o))
         if ctx.needs_input_grad[1]:
             total = torch.zeros(len(weight), dtype=torch.float32)
-            _weight_gradient(a, s, d, host(total))
+            _weight_gradient(a, scales, d, host(total))
             d_w = total.to(weight.dtype)
         return d_x, d_w, None
 

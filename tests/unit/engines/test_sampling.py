@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from broaden.engines.sampling import sample_rows, sample_rows_torch, uniform, uniforms
-from broaden.jit.mathfn import exp32
+from broaden.kernels.mathfn import exp32
 from broaden.perturb import noise
 
 KERNELS = ("compiled", "portable")

@@ -275,6 +275,37 @@ def test_passes_in_the_engines_working_copy_change_no_bit(monkeypatch: pytest.Mo
     assert all(torch.equal(found[0][0][n], found[1][0][n]) for n in found[0][0])
 
 
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_sampler_knows_pi_old(monkeypatch: pytest.MonkeyPatch, compute: str) -> None:
+    """Off-policy steps take it from the sampler after one micro-batch agreed; passing every row changes no bit."""
+    passed: list[int] = []
+    scan = Policy.scan
+
+    def spy(self: Policy, weights: Weights, rollouts: Rollouts, rows: np.ndarray) -> Any:
+        passed.append(len(rows))
+        return scan(self, weights, rollouts, rows)
+
+    monkeypatch.setattr(Policy, "scan", spy)
+    found = []
+    for trusting in (True, False):
+        weights = center()
+        where = host(engine=TorchEngine(SPEC, {EOS}, dtype=getattr(torch, compute)))
+        if not trusting:
+            monkeypatch.setattr(Update, "_old", lambda self, rows: self._scan(self.weights, rows))
+        records = run(change(compute=compute, updates=3, minibatch=2), weights, where)
+        assert all(r["sampler_gap_max"] == 0.0 and r["first_token_ratio"] == 1.0 for r in records)
+        found.append((weights, [r["loss"] for r in records], [r["flops_full"] for r in records]))
+    assert passed[:3] == [5, 5, 5]
+    assert min(passed[3:]) > 5
+    assert found[0][1:] == found[1][1:]
+    assert all(torch.equal(found[0][0][n], found[1][0][n]) for n in found[0][0])
+
+
+def test_another_precision_than_the_samplers_is_passed_whole() -> None:
+    (values,) = run(change(compute="bfloat16", updates=1, minibatch=2), center(), host())
+    assert values["sampler_gap_max"] > 1e-4
+
+
 def test_nothing_of_an_optimiser_step_outlives_it() -> None:
     """Leaves and gradients go by reference counts alone: at large models a wait for the collector costs gigabytes."""
     weights = center()

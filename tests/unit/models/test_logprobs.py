@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from broaden.models import logprobs, softmax_rows
+from broaden.kernels import softmax_rows
+from broaden.kernels.softmax_rows import Stats
+from broaden.models import logprobs
 from broaden.models.logprobs import token_logprobs
-from broaden.models.softmax_rows import Stats
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,30 +45,26 @@ def test_bfloat16_logits_are_reduced_in_float32() -> None:
     assert [g.dtype for g in grads] == [torch.bfloat16, torch.bfloat16]
 
 
-@pytest.mark.parametrize(("kept_bytes", "expected"), [(4 * 9 * 4, [4, 4, 3] * 2), (11 * 9 * 4, [11])])
+@pytest.mark.parametrize(("kept_bytes", "made"), [(20 * 9 * 4, [16, 16, 16] * 2), (48 * 9 * 4, [48])])
 def test_logits_never_exist_beyond_a_chunk(
-    monkeypatch: pytest.MonkeyPatch, kept_bytes: int, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, kept_bytes: int, made: list[int]
 ) -> None:
-    """In chunks they are made twice, in one piece once: the backward pass takes them as they are."""
+    """In chunks (of a multiple of 16 rows) they are made twice, in one piece once: the backward pass takes them."""
     seen: list[int] = []
-    inner = softmax_rows.stats, softmax_rows.gradient_
+    product = torch.Tensor.__matmul__
 
-    def stats(logits: torch.Tensor, *rest: Any) -> None:
-        seen.append(len(logits))
-        inner[0](logits, *rest)
+    def spy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if b.shape[1] == 9:
+            seen.append(len(a))
+        return product(a, b)
 
-    def gradient(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
-        if expected != [11]:
-            seen.append(len(logits))
-        return inner[1](logits, *rest)
-
-    monkeypatch.setattr(softmax_rows, "stats", stats)
-    monkeypatch.setattr(softmax_rows, "gradient_", gradient)
     monkeypatch.setattr(logprobs, "CHUNK_BYTES", kept_bytes)
-    hidden, head, targets = inputs(torch.float32)
-    logp, _, _ = token_logprobs(hidden, head, targets)
-    torch.autograd.grad(logp.sum(), [hidden, head])
-    assert seen == expected
+    hidden, head, _ = inputs(torch.float32)
+    many = hidden.detach().repeat(4, 1)[:41].requires_grad_()
+    monkeypatch.setattr(torch.Tensor, "__matmul__", spy)
+    logp, _, _ = token_logprobs(many, head, torch.zeros(41, dtype=torch.int64))
+    torch.autograd.grad(logp.sum(), [many, head])
+    assert seen == made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

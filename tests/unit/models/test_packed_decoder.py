@@ -10,7 +10,7 @@ from tests.helpers.tiny import tiny_config, tiny_weights
 from broaden.errors import UsageError
 from broaden.models import pack as packing
 from broaden.models.decoder import forward
-from broaden.models.pack import pack
+from broaden.models.pack import Pack, pack
 from broaden.models.packed_decoder import forward_packed
 from broaden.models.rows import Examples, predicting_positions
 from broaden.models.spec import ModelSpec
@@ -26,6 +26,11 @@ def rows() -> Examples:
     return Examples.of(
         (prompts[group], g.integers(0, 96, n).tolist()) for group, n in zip(GROUPS, LENGTHS, strict=True)
     )
+
+
+def length(laid: Pack) -> int:
+    """Places that are no padding."""
+    return int((laid.positions_S >= 0).sum())
 
 
 def weighted(hidden_N: torch.Tensor) -> torch.Tensor:
@@ -81,18 +86,19 @@ def test_targets_and_places() -> None:
     assert laid.targets_N.tolist() == batch.ids_BT[:, 1:][keep[:, :-1]].tolist()
     assert laid.ids_S[laid.predict_N].tolist() == batch.ids_BT[keep].tolist()
     # two prompts once each (9 and 4), and 3, 12 and 5 completion tokens less the last of each
-    assert len(laid.ids_S) == 9 + 4 + 2 + 11 + 4
+    assert length(laid) == 9 + 4 + 2 + 11 + 4
+    assert len(laid.ids_S) == 32
 
 
 def test_a_prompt_stands_once_a_group_and_once_a_row_without_groups() -> None:
-    assert len(pack(rows(), np.arange(3), GROUPS).ids_S) == 4 + 5 + 1 + 12 - 3
-    assert len(pack(rows(), np.arange(3)).ids_S) == 3 * 4 + 5 + 1 + 12 - 3
+    assert length(pack(rows(), np.arange(3), GROUPS)) == 4 + 5 + 1 + 12 - 3
+    assert length(pack(rows(), np.arange(3))) == 3 * 4 + 5 + 1 + 12 - 3
 
 
 def test_every_place_is_a_query_once_and_sees_its_own_row_only() -> None:
     laid = pack(rows(), np.arange(8), GROUPS)
     seen = np.concatenate([b.queries_BT[b.queries_BT >= 0] for b in laid.blocks])
-    assert sorted(seen.tolist()) == list(range(len(laid.ids_S)))
+    assert sorted(seen.tolist()) == list(range(length(laid)))
     for block in laid.blocks:
         for b, first in enumerate(block.first_B):
             for t, place in enumerate(block.queries_BT[b]):

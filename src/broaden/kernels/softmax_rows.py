@@ -13,51 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broaden.jit import Array, Scalar, host, narrow, reduction, strict, strict_inline, widen
-from broaden.jit.mathfn import exp32
-from broaden.jit.rows import over_rows
+from broaden.kernels import Array, Scalar, host, narrow, strict, widen
+from broaden.kernels.logits import BLOCK, block_sums, exponentials, largest, not_finite, weighted
+from broaden.kernels.mathfn import exp32
+from broaden.kernels.rows import over_rows
 
-EXPONENT = np.uint32(0x7F800000)
 NAN, ZERO = np.float32(np.nan), np.float32(0.0)
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@reduction
-def _largest(z: Array, row: int) -> Scalar:
-    top = widen(z[row, 0])
-    for i in range(z.shape[1]):
-        top = max(top, widen(z[row, i]))
-    return top
-
-
-@strict_inline
-def _not_finite(z: Array, row: int) -> Scalar:
-    bad = np.uint32(0)
-    for i in range(z.shape[1]):
-        bad |= np.uint32((np.float32(widen(z[row, i])).view(np.uint32) & EXPONENT) == EXPONENT)
-    return bad != np.uint32(0)
-
-
-@strict_inline
-def _exponentials(z: Array, row: int, top: Scalar, inverse: Scalar, e: Array) -> None:
-    for i in range(z.shape[1]):
-        e[i] = exp32((widen(z[row, i]) - top) * inverse)
-
-
-@reduction
-def _sum(e: Array) -> Scalar:
-    total = 0.0
-    for i in range(e.shape[0]):
-        total += np.float64(e[i])
-    return total
-
-
-@reduction
-def _weighted(e: Array, z: Array, row: int, top: Scalar) -> Scalar:
-    total = 0.0
-    for i in range(e.shape[0]):
-        total += np.float64(e[i] * (widen(z[row, i]) - top))
-    return total
 
 
 @strict
@@ -65,21 +27,24 @@ def _stats(
     z: Array, targets: Array, temperature: Scalar, plain: bool, first: int, last: int,
     logp: Array, entropy: Array, top: Array, normaliser: Array, plain_logp: Array,
 ) -> None:  # fmt: skip
-    e, inverse = np.empty(z.shape[1], np.float32), np.float32(1.0 / temperature)
+    vocab = z.shape[1]
+    blocks, inverse = (vocab + BLOCK - 1) // BLOCK, np.float32(1.0 / temperature)
+    e, sums = np.zeros(blocks * BLOCK, np.float32), np.empty(blocks, np.float64)
+    tiles = e.reshape((blocks, BLOCK))
     for row in range(first, last):
-        if _not_finite(z, row):
+        if not_finite(z, row, vocab):
             logp[row] = entropy[row] = top[row] = normaliser[row] = plain_logp[row] = NAN
             continue
-        high = _largest(z, row)
+        high = largest(z, row, vocab)
         chosen = np.float64(widen(z[row, targets[row]]) - high)
-        _exponentials(z, row, high, inverse, e)
-        total = _sum(e)
+        exponentials(z, row, vocab, high, inverse, e)
+        total = block_sums(tiles, sums)
         logp[row] = chosen / temperature - np.log(total)
-        entropy[row] = np.log(total) - _weighted(e, z, row, high) / (total * temperature)
+        entropy[row] = np.log(total) - weighted(e, z, row, vocab, high) / (total * temperature)
         top[row], normaliser[row] = high, np.log(total)
         if plain:
-            _exponentials(z, row, high, np.float32(1.0), e)
-            plain_logp[row] = chosen - np.log(_sum(e))
+            exponentials(z, row, vocab, high, np.float32(1.0), e)
+            plain_logp[row] = chosen - np.log(block_sums(tiles, sums))
         else:
             plain_logp[row] = logp[row]
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.jit import Array, Scalar, narrow, reduction, strict, widen
-from broaden.jit.mathfn import exp32
+from broaden.kernels import Array, Scalar, narrow, reduction, strict, widen
+from broaden.kernels.mathfn import exp32
 
 ONE = np.float32(1.0)
 
 
 @reduction
-def _square_sum(x: Array, row: int) -> Scalar:
+def square_sum(x: Array, row: int) -> Scalar:
+    """Sum of squares of a row."""
     total = np.float32(0.0)
     for i in range(x.shape[1]):
         v = widen(x[row, i])
@@ -39,7 +40,7 @@ def add_norm(
         if has_delta:
             for i in range(width):
                 h[row, i] = narrow(widen(h[row, i]) + widen(delta[row, i]), h[row, i])
-        scale = ONE / np.sqrt(_square_sum(h, row) / np.float32(width) + np.float32(eps))
+        scale = ONE / np.sqrt(square_sum(h, row) / np.float32(width) + np.float32(eps))
         for i in range(width):
             out[row, i] = narrow(widen(h[row, i]) * scale * widen(weight[member, i]), out[row, i])
 

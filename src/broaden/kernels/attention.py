@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
-from broaden.jit.mathfn import exp32
-from broaden.engines.simd import WIDTH, Vector, load, madd, prefetch, store, zeros
+from broaden.kernels import Array, Scalar, narrow, reduction, strict, strict_inline, widen
+from broaden.kernels.mathfn import exp32
+from broaden.kernels.simd import WIDTH, Vector, load, madd, prefetch, store, zeros
 
 TILE = 2 * WIDTH  # positions in a tile of the cache
 HEADS = 4  # query heads of a KV head taken at a time: with two vectors each, as many sums as additions are under way

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from broaden.jit import Scalar, strict_inline
+from broaden.kernels import Scalar, strict_inline
 
 LOG2E = np.float32(1.44269504088896341)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

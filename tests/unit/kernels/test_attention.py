@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from broaden.engines.attention import TILE, attend, copy_slots, value_width
 from broaden.engines.compiled import host
+from broaden.kernels.attention import TILE, attend, copy_slots, value_width
 
 EPS, EACH = 1e-5, 3  # rows of a member
 POSITIONS = (0, 30, 31, 32, 63, 64, 100)
