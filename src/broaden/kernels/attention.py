@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from broaden.kernels import Array, Scalar, narrow, reduction, strict, strict_inline, widen
-from broaden.kernels.mathfn import exp32
+from broaden.kernels.mathfn import exp32, ordered, unordered
 from broaden.kernels.simd import WIDTH, Vector, load, madd, prefetch, store, zeros
 
 TILE = 2 * WIDTH  # positions in a tile of the cache
@@ -83,12 +83,12 @@ def _store(x: Vector, y: Vector, out: Array, row: int, at: int) -> None:
     store(y, out, row, at + WIDTH)
 
 
-@reduction
+@strict_inline
 def _largest(x: Array, n: int) -> Scalar:
-    top = x[0]
+    top = ordered(x[0])
     for j in range(n):
-        top = max(top, x[j])
-    return top
+        top = max(top, ordered(x[j]))
+    return unordered(top)
 
 
 @reduction

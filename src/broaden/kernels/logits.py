@@ -8,19 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from broaden.kernels import Array, Scalar, reduction, strict_inline, widen
-from broaden.kernels.mathfn import exp32
+from broaden.kernels.mathfn import exp32, ordered, unordered
 
 BLOCK = 64  # logits in a partial sum
 EXPONENT = np.uint32(0x7F800000)
 
 
-@reduction
+@strict_inline
 def largest(z: Array, row: int, n: int) -> Scalar:
     """The largest of a row's first n numbers."""
-    top = widen(z[row, 0])
+    top = ordered(widen(z[row, 0]))
     for i in range(n):
-        top = max(top, widen(z[row, i]))
-    return top
+        top = max(top, ordered(widen(z[row, i])))
+    return unordered(top)
 
 
 @strict_inline

@@ -1,4 +1,4 @@
-"""exp in float32 by a polynomial, so that loops over it run in vector lanes and every lane agrees."""
+"""exp in float32 by a polynomial, and maxima by integers: so that loops over them run in vector lanes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float3
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1.0), np.float32(0.0)
 LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)
 BIAS, MANTISSA = np.int32(127), np.int32(23)
+SIGN, BELOW_SIGN = np.int32(31), np.int32(0x7FFFFFFF)
 
 
 @strict_inline
@@ -32,3 +33,16 @@ def exp32(x: Scalar) -> Scalar:
     p = p * r + P5
     value = (p * r * r + r + ONE) * np.int32((np.int32(n) + BIAS) << MANTISSA).view(np.float32)
     return value if x >= LOWEST else ZERO
+
+
+@strict_inline
+def ordered(x: Scalar) -> Scalar:
+    """An int32 for each float32, in the same order: a maximum over integers is vectorised, one over floats is not."""
+    bits = np.float32(x).view(np.int32)
+    return bits ^ ((bits >> SIGN) & BELOW_SIGN)
+
+
+@strict_inline
+def unordered(n: Scalar) -> Scalar:
+    """Inverse of `ordered`."""
+    return np.int32(n ^ ((n >> SIGN) & BELOW_SIGN)).view(np.float32)

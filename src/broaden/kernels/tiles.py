@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from broaden.kernels import Array, Scalar, narrow, reduction, strict, strict_inline, widen
-from broaden.kernels.mathfn import exp32
+from broaden.kernels.mathfn import exp32, ordered, unordered
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 
@@ -106,12 +106,12 @@ def finish_keys(
             _write(total[place, k], rotate_back, cos, sin, positions[place], out, place, k)
 
 
-@reduction
+@strict_inline
 def _largest(x: Array, n: int) -> Scalar:
-    top = x[0]
+    top = ordered(x[0])
     for j in range(n):
-        top = max(top, x[j])
-    return top
+        top = max(top, ordered(x[j]))
+    return unordered(top)
 
 
 @reduction
