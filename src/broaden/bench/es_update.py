@@ -2,7 +2,7 @@
 
 Work: SmolLM2-135M, N = 8 members, 16 prompts of 40 ids, 64 forced tokens at temperature 1: perturb, roll out, score,
 update. (`es-update-64`: 64 prompts x 128 tokens.) Ours is `es.train` as runs use it: fp32 center, bfloat16 working
-copy, drift and center hash included.
+copies (one for each thread, members side by side), drift and center hash included.
 
 Peer, written from the public loop's recipe: bfloat16 weights perturbed in place tensor by tensor from a member's
 seed (drawn in float32 and cast: measured faster than drawing in bfloat16), transformers `generate` on the whole
@@ -76,7 +76,7 @@ def run(settings: Settings, prompts: int = 16, new: int = 64) -> Result:
     subject = smollm2(settings.quick)
     asked = countdown_prompts(subject, prompts, length)
     engine = Clocked(engine_for(subject, eos=(), dtype=torch.bfloat16, threads=settings.threads,
-                                context=length + new))  # fmt: skip
+                                context=length + new, members=min(members, settings.threads)))  # fmt: skip
     population = LocalPopulation(engine, subject.tokenizer, tasks.get("countdown"), asked)
     center = {n: t.clone() for n, t in subject.weights.items()}
     stage = EsSettings(
@@ -98,7 +98,7 @@ def run(settings: Settings, prompts: int = 16, new: int = 64) -> Result:
         pair = alternate(ours, loop.update, settings.rounds_or(3))
     return compared(pair, "updates/s", {
         **subject.conditions, "peer": f"the public loop over {loop.peer.conditions}", "members": members,
-        "prompts": prompts, "prompt_tokens": length, "new_tokens": new,
+        "members_at_once": engine.members, "prompts": prompts, "prompt_tokens": length, "new_tokens": new,
         "outside_rollouts": statistics.median(shares[1:]),
     })  # fmt: skip
 

@@ -54,6 +54,10 @@ class EngineConfig(Leaf):
         None, ge=1, description="Sequences decoded at once per member (default: by size)."
     )
     self_test: bool = Field(True, description="Prove at start that batching changes no bit on this machine.")
+    packed: bool = Field(
+        True,
+        description="Hold bfloat16 weights a second time for fast products while long completions are drawn (CPU).",
+    )
 
 
 class PopulationConfig(Leaf):

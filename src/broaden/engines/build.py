@@ -27,6 +27,7 @@ def build_engine(
     device: str = "auto",
     slots: int | None = None,
     max_context: int | None = None,
+    packed: bool = True,
 ) -> Engine:
     """An engine with zero weights, to be written through `weights()`.
 
@@ -35,6 +36,7 @@ def build_engine(
         folder: the model's folder (the generate engine reads its config).
         device: "cpu", "cuda", "cuda:1" or "auto".
         slots: rows a member decodes at once (generate: rows of every call); None: by the model's size.
+        packed: the torch engine may hold bfloat16 weights twice where that pays.
 
     Raises:
         UsageError: an unknown kind, dtype or device. ModelError: an architecture that this kind cannot run.
@@ -46,7 +48,7 @@ def build_engine(
         kind = "generate" if spec.family == "other" else "torch"
     if kind == "torch":
         return TorchEngine(spec, eos_ids, members=members, dtype=DTYPES[dtype], device=place, slots=slots,
-                           max_context=max_context)  # fmt: skip
+                           max_context=max_context, packed=None if packed else False)  # fmt: skip
     if kind == "generate":
         from broaden.engines.generate import ROWS, GenerateEngine  # transformers takes seconds to import
 

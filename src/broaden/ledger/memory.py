@@ -81,6 +81,7 @@ def plan_es(
     workers: int = 1,
     anchor: bool = True,
     largest_tensor: int | None = None,
+    packed: int = 0,
 ) -> MemoryPlan:
     """ES: an fp32 master, one working copy a member at once and worker; no gradients, no optimiser state.
 
@@ -88,6 +89,7 @@ def plan_es(
         slots: sequences decoded at once by a worker, over all its members.
         anchor: theta_0 is kept (drift, decay).
         largest_tensor: elements of the largest tensor (default: the embedding): the update sums it in 64 bits.
+        packed: weight sets that rollouts hold a second time, packed, over all workers.
     """
     largest = largest_tensor if largest_tensor is not None else shape.vocab * shape.hidden
     rollout = rollout_bytes(shape, slots=slots, context=context, dtype=dtype)
@@ -102,7 +104,8 @@ def plan_es(
             * BYTES[dtype],
         },
         {
-            "rollout": {what: workers * size for what, size in rollout.items()},
+            "rollout": {what: workers * size for what, size in rollout.items()}
+            | _packed(packed, parameters, dtype),
             "update": {"sum of the largest tensor (64 bit)": 8 * largest},
         },
     )
@@ -124,6 +127,7 @@ def plan_grpo(
     factors: int = 0,
     adapted: int = 0,
     adapted_kept: bool = False,
+    packed: int = 0,
 ) -> MemoryPlan:
     """GRPO with AdamW: master, gradients and two moments in fp32, activations of a micro-batch.
 
@@ -137,6 +141,7 @@ def plan_grpo(
         factors: LoRA's trained values; 0: the weights themselves are trained.
         adapted: with LoRA, parameters of the adapted matrices: what gradients are kept of.
         adapted_kept: those are kept as they were too (a stage that does not begin at theta_0).
+        packed: weight sets that rollouts hold a second time, packed.
     """
     low_rank = {
         "factors of LoRA (fp32)": 4 * factors,
@@ -152,7 +157,8 @@ def plan_grpo(
             "working copy": parameters * BYTES[dtype],
         },
         {
-            "rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype),
+            "rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype)
+            | _packed(packed, parameters, dtype),
             "training": {
                 **_training(shape, parameters, micro_batch * context, compute, logit_rows, checkpointing),
                 "gradients (fp32)": 4 * (adapted if factors else parameters),
@@ -206,6 +212,10 @@ def rollout_bytes(shape: Shape, *, slots: int, context: int, dtype: DType) -> di
         "logits": 2 * 4 * slots * shape.vocab,
         "activations": slots * layer_activation_width(shape) * BYTES[dtype],
     }
+
+
+def _packed(copies: int, parameters: int, dtype: DType) -> dict[str, int]:
+    return {"packed weights": copies * parameters * BYTES[dtype]} if copies else {}
 
 
 def kv_bytes_per_token(shape: Shape, dtype: DType) -> int:

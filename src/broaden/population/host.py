@@ -29,6 +29,7 @@ class HostSettings:
     members: int = 1
     slots: int | None = None
     max_context: int | None = None
+    packed: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """For the worker's opening message."""
@@ -46,6 +47,7 @@ def build_host(settings: HostSettings, prompts: Sequence[Prompt]) -> LocalPopula
     engine = build_engine(
         settings.engine, spec, tokenizer.eos_ids, folder=folder, members=settings.members, dtype=settings.dtype,
         device=settings.device, slots=settings.slots, max_context=settings.max_context,
+        packed=settings.packed,
     )  # fmt: skip
     return LocalPopulation(engine, tokenizer, tasks.get(settings.task), prompts)
 

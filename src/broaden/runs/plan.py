@@ -11,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
 from broaden.config.presets import GRPO
-from broaden.engines.torch_engine import default_slots
+from broaden.engines.build import DTYPES
+from broaden.engines.torch_engine import default_slots, packs
 from broaden.errors import UnreachableError, UsageError
 from broaden.grpo.settings import differences
 from broaden.ledger.budget import Budget, EsPlan, GrpoPlan
@@ -30,6 +33,7 @@ from broaden.runs.prepare import (
     lora_settings,
     members_at_once,
     model_folder,
+    on_cpu,
     pick_device,
     prepare,
 )
@@ -384,12 +388,14 @@ def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
             spec, known.parameters, micro_batch=rows, context=longest, noisy=stage.weight_noise > 0
         )
     members = members_at_once(config, stage, True, known.parameters)
+    packed = _packed_copies(config, spec, members, stage.max_new_tokens)
     context = known.longest_prompt + stage.max_new_tokens
     slots = config.engine.slots or default_slots(spec)
     if isinstance(stage, EsStage):
         return plan_es(
             spec, known.parameters, members_at_once=members, slots=members * min(slots, stage.prompts * stage.samples),
             context=context, dtype=dtype, workers=config.population.workers, largest_tensor=known.largest_tensor,
+            packed=packed,
         )  # fmt: skip
     lora = lora_settings(stage)
     factors, adapted = lora.sizes(spec.shapes()) if lora else (0, 0)
@@ -397,8 +403,17 @@ def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
         spec, known.parameters, slots=min(slots, stage.prompts * stage.group), context=context,
         micro_batch=min(stage.micro_batch, stage.prompts * stage.group), dtype=dtype, compute=stage.compute,
         stage_start=stage.kl > 0 and stage.reference == "stage_start", checkpointing=stage.checkpoint_layers,
-        factors=factors, adapted=adapted, adapted_kept=index > 0,
+        factors=factors, adapted=adapted, adapted_kept=index > 0, packed=packed,
     )  # fmt: skip
+
+
+def _packed_copies(config: RunConfig, spec: ModelSpec, members: int, new: int) -> int:
+    """Packed weight sets that rollouts hold at once: one for each thread that has a member of its own."""
+    one_by_one = on_cpu(config.engine.device) and config.engine.kind != "generate" and config.engine.packed
+    if not (one_by_one and packs(spec, DTYPES[config.model.dtype], 1, new)):
+        return 0
+    workers = config.population.workers
+    return workers if workers > 1 else min(members, torch.get_num_threads())
 
 
 def _duration(seconds: float) -> str:

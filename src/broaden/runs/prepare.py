@@ -27,6 +27,7 @@ from broaden.store import commit
 from broaden.tasks.base import Family, Loaded
 
 BATCHED_PARAMETERS = 4_000_000
+SIDE_BY_SIDE_PARAMETERS = 1_000_000_000
 """Up to so many parameters a whole population is one batch; above, its weights would not fit the caches."""
 
 
@@ -185,21 +186,32 @@ def host_settings(prepared: Prepared, stage: EsStage | GrpoStage) -> HostSetting
         model=str(prepared.folder), task=config.task.name, engine=config.engine.kind,
         dtype=config.model.dtype, device=prepared.device,
         members=members_at_once(config, stage, prepared.model.spec.family != "other", prepared.model.parameters),
-        slots=config.engine.slots, max_context=longest,
+        slots=config.engine.slots, max_context=longest, packed=config.engine.packed,
     )  # fmt: skip
 
 
 def members_at_once(config: RunConfig, stage: EsStage | GrpoStage, own_path: bool, parameters: int) -> int:
-    """Members whose weights exist together in a process; 1: member by member."""
-    kind = config.population.kind
+    """Members whose weights exist together in a process; 1: member by member.
+
+    Small models: a batch of them. Larger ones, on the CPU and in this process alone: one for each thread, since threads
+    that share a member's rows each read all of its weights.
+    """
+    kind, workers = config.population.kind, config.population.workers
     own = own_path and config.engine.kind != "generate"
-    batched = own and (
-        kind == "batched" or (kind in ("auto", "processes") and parameters <= BATCHED_PARAMETERS)
-    )
     evaluations = (
         stage.members * (2 if stage.estimator == "antithetic" else 1) if isinstance(stage, EsStage) else 1
     )
-    members = min(config.population.batch, evaluations) if batched else 1
-    if config.population.workers > 1 and members > 1:
-        members = min(members, -(-evaluations // config.population.workers))
-    return members
+    in_place = isinstance(stage, EsStage) and stage.precision == "bf16_inplace"
+    if not own or in_place or kind == "serial":
+        return 1
+    if kind == "batched" or parameters <= BATCHED_PARAMETERS:
+        most = min(config.population.batch, evaluations)
+        return min(most, -(-evaluations // workers)) if workers > 1 else most
+    if workers > 1 or parameters > SIDE_BY_SIDE_PARAMETERS or not on_cpu(config.engine.device):
+        return 1
+    return min(torch.get_num_threads(), config.population.batch, evaluations)
+
+
+def on_cpu(device: str) -> bool:
+    """Whether `engine.device` means the CPU here."""
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
