@@ -6,14 +6,17 @@ process). Peer: for each member, noise copied into a transformers model with `no
 `generate` over all 256 prompts, the same verifier; torch's intra-operation threads are 1 or `threads`, whichever is
 faster for one member, measured before.
 
-scale: seconds of each member sent alone to one worker (message, noise, rollout, verdict, answer); the makespan of
+scale: seconds of each member sent alone to one worker (message, noise, rollout, verdict, answer; median of the
+rounds, since the clock's own noise is no cost of scale); the makespan of
 dealing them to W workers as they become free, for several W; efficiency = sum / (W x makespan), peer = the ideal 1.
-Measured beside it: the same population on `threads` workers. `bytes_a_member` are counted at the worker's pipe.
+Measured beside it: the same population on `threads` workers. `bytes_a_member` (and of the answers) are counted at the
+pipe of a worker that is given one update's share, N / W = 4 members one by one, with all that is new in the update.
 """
 
 from __future__ import annotations
 
 import heapq
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -69,17 +72,14 @@ def scale(settings: Settings) -> Result:
     subject = bundled()
     asked = countdown_prompts(subject, prompts)
     host = _host(subject, asked, 1)
-    seconds: list[float] = []
+    rounds: list[list[float]] = []
     with _closing(ProcessPopulation(host, asked, subject.weights, 1)) as one:
         _job_alone(one, subject, members, prompts)  # compiles, sends what is sent once
-        worker = one.pool.workers[0]
-        sent = worker.sent
-        for member in range(members):
-            began = time.perf_counter()
-            _job_alone(one, subject, member, prompts)
-            seconds.append(time.perf_counter() - began)
-        each = (worker.sent - sent) / members
+        for _ in range(settings.rounds_or(5)):
+            rounds.append([_job_alone(one, subject, member, prompts) for member in range(members)])
+        sent, answered = _bytes_a_member(one, subject, prompts)
         whole = _whole(one, subject, members, prompts)
+    seconds = [statistics.median(times) for times in zip(*rounds, strict=True)]
     table = {str(w): efficiency(seconds, w) for w in _workers(members)}
     measured: dict[str, Any] = {}
     if settings.threads > 1:
@@ -90,8 +90,8 @@ def scale(settings: Settings) -> Result:
     at = members // 4
     conditions = {
         **subject.conditions, "peer": "ideal: every worker busy to the end", "members": members, "workers": at,
-        "prompts": prompts, "simulated": table, "seconds_a_member": [min(seconds), max(seconds)],
-        "bytes_a_member": each, **measured,
+        "rounds": len(rounds), "prompts": prompts, "simulated": table, "seconds_a_member": [min(seconds), max(seconds)],
+        "bytes_a_member": sent, "answer_bytes_a_member": answered, **measured,
     }  # fmt: skip
     value = table[str(at)]
     return Result("efficiency", value, 1.0, value, {}, conditions)
@@ -129,8 +129,19 @@ def _job(
                       Sampling(TEMPERATURE, new))  # fmt: skip
 
 
-def _job_alone(population: ProcessPopulation, subject: Subject, member: int, prompts: int) -> None:
+def _job_alone(population: ProcessPopulation, subject: Subject, member: int, prompts: int) -> float:
+    """Seconds of one member by itself."""
+    began = time.perf_counter()
     population.rollout(subject.weights, _job(subject, 0, [member], prompts))
+    return time.perf_counter() - began
+
+
+def _bytes_a_member(one: ProcessPopulation, subject: Subject, prompts: int) -> tuple[float, float]:
+    """Bytes sent and answered a member, of a new update's 4."""
+    worker = one.pool.workers[0]
+    sent, received = worker.sent, worker.received
+    one.rollout(subject.weights, _job(subject, 2, 4, prompts))
+    return (worker.sent - sent) / 4, (worker.received - received) / 4
 
 
 def _whole(population: ProcessPopulation, subject: Subject, members: int, prompts: int) -> float:

@@ -1,7 +1,8 @@
 """Text to ids and back, with the checkpoint's own chat template and stop tokens.
 
 The tokenizer is the one transformers (and so vLLM) loads from the same folder, so the ids that we train
-on are those that others serve. Not here: batching and padding (the engines' business), prompts (tasks).
+on are those that others serve; plain folders are read without transformers (`plain_tokenizer`). Not here:
+batching and padding (the engines' business), prompts (tasks).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from broaden.errors import ModelError, UsageError
+from broaden.models.plain_tokenizer import plain_tokenizer
 from broaden.records import Message
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -30,7 +32,7 @@ class ChatTokenizer:
         pad_id: what fills a batch; may equal an EOS.
         bos_id: the tokenizer's BOS, None where it has none.
         vocab: rows of the model's embedding (ids must lie below), None: not checked.
-        backend: the transformers tokenizer inside.
+        backend: the tokenizer inside: transformers', or a `PlainTokenizer` that answers the same.
     """
 
     def __init__(
@@ -72,17 +74,7 @@ class ChatTokenizer:
                 f"no tokenizer in {folder}: expected one of {', '.join(TOKENIZER_FILES)}",
                 "copy the tokenizer files of the base model into the folder",
             )
-        import transformers
-
-        try:
-            backend = _loader(folder).from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # whatever a malformed file makes transformers raise
-            raise ModelError(
-                f"transformers {transformers.__version__} cannot read the tokenizer in {folder}: {error}",
-                "copy the tokenizer files of the base model into the folder",
-            ) from error
+        backend = plain_tokenizer(folder) or _transformers_tokenizer(folder)
         return cls(backend, generation_config=generation_config, config=config, vocab=vocab)
 
     def render(self, messages: Sequence[Message | Mapping[str, str]]) -> str:
@@ -136,9 +128,9 @@ class ChatTokenizer:
         return ids
 
 
-def _loader(folder: Path) -> Any:
-    """AutoTokenizer, or at once the class that it would choose where the folder asks for the plain one: that
-    saves the two seconds which importing transformers' model classes takes."""
+def _transformers_tokenizer(folder: Path) -> Any:
+    """AutoTokenizer's, or at once that of the class which it would choose where the folder asks for the plain one:
+    that saves the two seconds which importing transformers' model classes takes."""
     import transformers
 
     path = folder / "tokenizer_config.json"
@@ -149,7 +141,14 @@ def _loader(folder: Path) -> Any:
     except (ValueError, AttributeError):
         asked = None  # transformers says what is wrong with it
     plain = asked == "PreTrainedTokenizerFast" and (folder / "tokenizer.json").is_file()
-    return transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    loader = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    try:
+        return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a malformed file makes transformers raise
+        raise ModelError(
+            f"transformers {transformers.__version__} cannot read the tokenizer in {folder}: {error}",
+            "copy the tokenizer files of the base model into the folder",
+        ) from error
 
 
 def _as_ids(value: Any) -> frozenset[int]:

@@ -39,6 +39,8 @@ class WorkerPool:
         try:
             for _ in range(workers):
                 self.workers.append(self._start())
+            for worker in self.workers:  # all of them load at the same time
+                worker.open()
             for worker in self.workers:
                 worker.wait_ready()
         except BaseException:
@@ -53,6 +55,7 @@ class WorkerPool:
         """Replace a dead worker."""
         self.workers[index].stop()
         self.workers[index] = self._start()
+        self.workers[index].open()
         self.workers[index].wait_ready()
 
     def conditions(self) -> dict[str, object]:
@@ -76,7 +79,7 @@ class WorkerPool:
 
 
 class Worker:
-    """One process and its pipes; `sent` counts the bytes sent to it."""
+    """One process and its pipes; `sent` and `received` count the bytes to and from it."""
 
     def __init__(self, opening: Message, shared: int) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -86,12 +89,15 @@ class Worker:
         )  # fmt: skip
         self.conditions: dict[str, object] = {}
         self.told: Message = {}
-        self.sent = 0
+        self.sent = self.received = 0
         self._opening = opening
 
-    def wait_ready(self) -> None:
-        """Send the opening message; WorkerError when the worker could not start."""
+    def open(self) -> None:
+        """Send the opening message."""
         self.ask(self._opening)
+
+    def wait_ready(self) -> None:
+        """Wait until the model is built; WorkerError when the worker could not start."""
         self.conditions = dict(self.answer().get("conditions", {}))
 
     def ask(self, message: Message) -> None:
@@ -111,9 +117,11 @@ class Worker:
         if self.process.stdout is None:
             raise WorkerError("the worker has no output pipe")
         try:
-            return receive(self.process.stdout)
+            message, count = receive(self.process.stdout)
         except ValueError as error:
             raise WorkerError(f"a worker's pipe was closed: {error}") from error
+        self.received += count
+        return message
 
     def stop(self) -> None:
         """End the process; it holds nothing that matters."""

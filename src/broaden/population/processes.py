@@ -8,7 +8,13 @@ import torch
 
 from broaden.population.base import OnProgress, Prompt, RolloutJob, Weights, chunks
 from broaden.population.host import HostSettings
-from broaden.population.messages import Message, completion_from_json, job_to_json, request_to_json
+from broaden.population.messages import (
+    Message,
+    completion_from_json,
+    job_to_json,
+    requests_to_json,
+    result_from_json,
+)
 from broaden.population.pool import WorkerPool
 from broaden.records import Completion, MemberResult, Request, Sampling
 
@@ -30,13 +36,12 @@ class ProcessPopulation:
         for name, tensor in self.pool.center.items():
             tensor.copy_(center[name])
         size = max(1, min(self.pool.settings.members, -(-len(job.members) // self.pool.count)))
-        once = {"names": list(job.spec.names)}
+        once = {"names": list(job.spec.names), "job": job_to_json(job)}
         messages: list[Message] = [
-            {"rollout": job_to_json(job), "members": [list(m) for m in group], "once": once}
-            for group in chunks(job.members, size)
+            {"rollout": [list(m) for m in group], "once": once} for group in chunks(job.members, size)
         ]
         answers = self.pool.run(messages, on_progress)
-        return [MemberResult.from_json(r) for answer in answers for r in answer["results"]]
+        return [result_from_json(r) for answer in answers for r in answer["results"]]
 
     def conditions(self) -> dict[str, object]:
         """See `Population.conditions`."""
@@ -75,7 +80,7 @@ class PoolEngine:
         size = max(1, min(REQUESTS_A_GROUP, -(-len(asked) // self.pool.count)))
         messages: list[Message] = [
             {
-                "generate": [request_to_json(r) for r in asked[i : i + size]],
+                "generate": requests_to_json(asked[i : i + size]),
                 "sampling": sampling.to_json(), "version": self.version,
             }
             for i in range(0, len(asked), size)

@@ -12,19 +12,19 @@ HEADER = 8
 
 def send(pipe: IO[bytes], message: dict[str, Any]) -> int:
     """Write one message and flush; returns its bytes."""
-    raw = json.dumps(message).encode()
+    raw = json.dumps(message, separators=(",", ":")).encode()
     pipe.write(len(raw).to_bytes(HEADER, "little") + raw)
     pipe.flush()
     return HEADER + len(raw)
 
 
-def receive(pipe: IO[bytes]) -> dict[str, Any]:
-    """Read one message; WorkerError when the other side is gone."""
-    head = _exactly(pipe, HEADER)
-    message = json.loads(_exactly(pipe, int.from_bytes(head, "little")))
+def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], int]:
+    """Read one message; returns it and its bytes. WorkerError when the other side is gone."""
+    count = int.from_bytes(_exactly(pipe, HEADER), "little")
+    message = json.loads(_exactly(pipe, count))
     if not isinstance(message, dict):
         raise WorkerError(f"a worker message is an object, not {type(message).__name__}")
-    return message
+    return message, HEADER + count
 
 
 def _exactly(pipe: IO[bytes], count: int) -> bytes:

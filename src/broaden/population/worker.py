@@ -9,7 +9,13 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from broaden.errors import DivergedError, WorkerError
-from broaden.population.messages import Message, completion_to_json, job_from_json
+from broaden.population.messages import (
+    Message,
+    completion_to_json,
+    job_from_json,
+    requests_from_json,
+    result_to_json,
+)
 from broaden.population.shared import Entry, entries_from_json, map_center
 from broaden.population.wire import receive, send
 from broaden.records import Request, Sampling
@@ -33,13 +39,13 @@ class Server:
         self.center: int = opening["center"]
         self.entries: list[Entry] = entries_from_json(opening["entries"])
         self.total: int = opening["total"]
-        self.names: tuple[str, ...] = ()
+        self.once: Message = {}
         self.version = -1
         self.last = 0.0
 
     def answer(self, message: Message) -> Message:
         """The reply to one message."""
-        self.names = tuple(message["once"].get("names", self.names))
+        self.once |= message["once"]
         try:
             return self._rollout(message) if "rollout" in message else self._generate(message)
         except DivergedError as error:
@@ -47,9 +53,9 @@ class Server:
 
     def _rollout(self, message: Message) -> Message:
         self.version = -1
-        job = job_from_json(message["rollout"], self.names, message["members"])
+        job = job_from_json(self.once["job"], tuple(self.once["names"]), message["rollout"])
         center = map_center(self.center, self.entries, self.total)
-        return {"results": [r.to_json() for r in self.host.rollout(center, job, self.progress)]}
+        return {"results": [result_to_json(r) for r in self.host.rollout(center, job, self.progress)]}
 
     def _generate(self, message: Message) -> Message:
         engine = self.host.engine
@@ -59,7 +65,7 @@ class Server:
                 tensor.copy_(center[name])
             engine.weights_changed()
             self.version = message["version"]
-        requests = [Request(tuple(ids), key) for ids, key in message["generate"]]
+        requests = requests_from_json(message["generate"])
         idle: list[list[Request]] = [[] for _ in range(engine.members - 1)]
         answers = engine.generate([requests, *idle], Sampling.from_json(message["sampling"]), self.progress)
         return {"completions": [completion_to_json(c) for c in answers[0]]}
@@ -73,11 +79,11 @@ class Server:
 
 def serve(inward: IO[bytes], outward: IO[bytes]) -> None:
     """Answer messages until the pipe closes."""
-    server = Server(receive(inward), outward)
+    server = Server(receive(inward)[0], outward)
     send(outward, {"ready": True, "conditions": server.host.conditions()})
     while True:
         try:
-            message = receive(inward)
+            message, _ = receive(inward)
         except WorkerError:
             return
         send(outward, server.answer(message))
