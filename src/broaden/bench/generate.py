@@ -5,7 +5,7 @@ prompts, so the peer pads nothing). generate-ragged: chat prompts of unequal len
 and up to 512 new tokens; where only random weights are at hand, one id in 97 stops, which gives skewed lengths too.
 The rate counts generated tokens up to and with the stop token, so what a side computes for rows that have ended is
 its own loss. `of_ceiling` relates our rate to the model's matrix products alone, measured in the same run.
-Peer: see `subjects.Peer`.
+Peer: see `subjects.Peer`; with `--peer-python` also vLLM (`vllm_host`), whose ratios are `rows` of the result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 
 import torch
 
+from broaden.bench import vllm_host
 from broaden.bench.harness import Result, Settings, alternate, compared
 from broaden.bench.machine import ceiling
 from broaden.bench.subjects import Peer, Subject, engine_for, lengths_text, smollm2, token_prompts
@@ -89,6 +90,7 @@ def _run(
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        others = vllm_host.rows(settings, subject.folder, ours, prompts, new, sorted(eos))
         pair = alternate(ours, theirs, settings.rounds_or(3))
     top = ceiling(
         subject.spec, torch.bfloat16, len(prompts), settings.threads, 0.2 if settings.quick else 2.0
@@ -99,4 +101,6 @@ def _run(
         "lengths_peer": lengths_text(lengths["peer"]), "slots": engine.slots, "ceiling": top,
     })  # fmt: skip
     result.conditions["of_ceiling"] = statistics.median(r.rate for r in pair.ours) / top
+    if others:
+        result.conditions.update(rows=others, vllm_ratio=others[0]["ratio"])
     return result

@@ -33,12 +33,14 @@ class Settings:
         quick: sizes for tests: seconds, and no statement about speed.
         rounds: timed rounds of each side; None: the bench's own number.
         data: folder with gsm8k/ and math500/, for the benches that need real problems.
+        peer_python: interpreter of an environment that has vLLM, a second peer of the generate benches.
     """
 
     threads: int
     quick: bool = False
     rounds: int | None = None
     data: Path | None = None
+    peer_python: Path | None = None
 
     def rounds_or(self, usual: int = ROUNDS) -> int:
         """Rounds to time."""

@@ -114,7 +114,7 @@ REMARKS = {
     "cpu_ratio": "by CPU seconds {:.3g}", "of_ceiling": "{:.2f} of the ceiling", "bits_equal": "bits equal: {}",
     "outside_rollouts": "{:.1%} outside rollouts", "memory_ratio": "memory {:.2f}",
     "mapped_ratio": "mapped {:.2f}", "bytes_a_member": "{:.0f} bytes a member",
-    "agreement_ours": "agreement {:.4f}", "agreement_peer": "against {:.4f}",
+    "vllm_ratio": "{:.3g} against vLLM", "agreement_ours": "agreement {:.4f}", "agreement_peer": "against {:.4f}",
 }  # fmt: skip
 
 

@@ -33,6 +33,9 @@ def bench(
     data: Annotated[
         Path | None, typer.Option(help="Folder with gsm8k/ and math500/, for the benches that need them.")
     ] = None,
+    peer_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment with vLLM: a second peer of generate.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for NAME.json of each bench and table.md of all.")
     ] = None,
@@ -50,9 +53,11 @@ def bench(
     chosen = registry.BENCHES if name == "all" else (registry.find(name),)
     if data is not None and not data.is_dir():
         raise UsageError(f"no folder {data}", "--data names the folder that holds gsm8k/ and math500/")
+    if peer_python is not None and not any(b.name.startswith("generate") for b in chosen):
+        raise UsageError(f"--peer-python is for the generate benches, not {name}", "leave it out")
     import torch
 
-    settings = Settings(threads or torch.get_num_threads(), quick, rounds, data)
+    settings = Settings(threads or torch.get_num_threads(), quick, rounds, data, peer_python)
     console = common.stderr()
     results = []
     for each in chosen:
