@@ -101,7 +101,7 @@ def collect(
     completions = engine.generate(requests, sampling, on_progress)[0]
     judge = Judge(host.tokenizer, host.task, host.prompts, job)
     order = [p for p in indices for _ in range(group)]
-    verdicts = tuple(judge.verdict(p, c) for p, c in zip(order, completions, strict=True))
+    verdicts = tuple(judge.verdicts(order, completions))
     return packed([host.prompts[p] for p in indices], completions, verdicts, group)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -12,7 +13,7 @@ from broaden.perturb import write_member
 from broaden.population.base import Member, OnProgress, Prompt, RolloutJob, Weights, chunks
 from broaden.records import Completion, MemberResult, Request, Verdict
 from broaden.seeds import stream
-from broaden.tasks import Task
+from broaden.tasks import Task, judge_threads
 
 
 class LocalPopulation:
@@ -74,10 +75,20 @@ class Judge:
             self.seen[key] = self.task.judge(self.prompts[prompt].problem, text, completion.finish)
         return self.seen[key]
 
+    def verdicts(self, prompts: Sequence[int], completions: Sequence[Completion]) -> list[Verdict]:
+        """One a completion, in their order; several are judged at a time where the task waits for its processes."""
+        pairs = list(zip(prompts, completions, strict=True))
+        threads = judge_threads(self.task)
+        if threads > 1:
+            first = {(p, c.token_ids, c.finish): (p, c) for p, c in pairs}  # equal ones once, as in sequence
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda pair: self.verdict(*pair), first.values()))
+        return [self.verdict(p, c) for p, c in pairs]
+
     def member(self, member: Member, completions: Sequence[Completion]) -> MemberResult:
         """Fold a member's completions (prompt-major) into its result."""
         order = [p for p in self.job.prompts for _ in range(self.job.samples)]
-        verdicts = [self.verdict(p, c) for p, c in zip(order, completions, strict=True)]
+        verdicts = self.verdicts(order, completions)
         entropies = [e for c in completions for e in c.entropy or ()]
         return MemberResult(
             member=member.number,

@@ -153,6 +153,7 @@ class Evaluator:
             engine, self.model.tokenizer, self.task, self.problems, samples=s.samples, sampling=sampling,
             seed=s.seed, sink=store.append if store is not None else None, existing=existing,
             on_progress=on_progress, chunk=max(1, CHUNK_SAMPLES // s.samples),
+            judge_threads=tasks.judge_threads(self.task),
         )  # fmt: skip
         return replace(found, conditions=drawn_under)
 

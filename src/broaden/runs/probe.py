@@ -18,6 +18,7 @@ from broaden.runs.events import Watcher
 from broaden.runs.prepare import Prepared, ProbeSet
 from broaden.runs.sampler import Sampler, sampler_settings
 from broaden.store import RunDir, append_jsonl, read_jsonl
+from broaden.tasks import judge_threads
 
 Weights = dict[str, torch.Tensor]
 Line = dict[str, Any]
@@ -55,7 +56,7 @@ class Prober:
         found = evaluate(
             sampler.engine, self.prepared.model.tokenizer, probes.task, [p.problem for p in probes.prompts],
             samples=config.samples, sampling=Sampling(config.temperature, longest, entropy=True),
-            seed=self.prepared.config.seed, on_progress=on_progress,
+            seed=self.prepared.config.seed, on_progress=on_progress, judge_threads=judge_threads(probes.task),
         )  # fmt: skip
         summary = summarise(found, (1, config.samples), resamples=200, short="exclude")
         scores = by_problem(found)

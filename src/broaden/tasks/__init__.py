@@ -6,7 +6,7 @@ with the bad rows.
 
 from __future__ import annotations
 
-from broaden.tasks.base import BadRow, Family, Loaded, Task
+from broaden.tasks.base import BadRow, Family, Loaded, Task, judge_threads
 from broaden.tasks.registry import get, load_problems, names, register
 
-__all__ = ["BadRow", "Family", "Loaded", "Task", "get", "load_problems", "names", "register"]
+__all__ = ["BadRow", "Family", "Loaded", "Task", "get", "judge_threads", "load_problems", "names", "register"]

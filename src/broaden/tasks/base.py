@@ -7,6 +7,7 @@ Not here: sampling, metrics, anything that needs torch.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,14 @@ class Loaded:
         return text
 
 
+MOST_THREADS = 4
+
+
+def judge_threads(task: Task) -> int:
+    """Threads that judge at a time: 1 where judging is this process's own work."""
+    return max(2, min(MOST_THREADS, os.cpu_count() or 1)) if isinstance(task, Family) and task.apart else 1
+
+
 class Family(ABC):
     """The shared half of every built-in task: option checking, bad rows, unique ids, `limit` as a prefix."""
 
@@ -69,6 +78,8 @@ class Family(ABC):
     default_split: ClassVar[str] = "test"
     options: ClassVar[Mapping[str, Any]] = {}
     """Accepted options with their defaults; anything else is an error."""
+    apart: ClassVar[bool] = False
+    """Whether `judge` mostly waits for processes of its own: then several completions are judged at a time."""
 
     @abstractmethod
     def rows(

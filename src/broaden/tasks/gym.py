@@ -33,6 +33,7 @@ class GymTask(Family):
     title = "a generator of reasoning-gym"
     default_split = "test"
     options: ClassVar[Mapping[str, Any]] = {"size": 1000}
+    apart = True
 
     def __init__(self, generator: str) -> None:
         self.name = f"gym:{generator}"  # type: ignore[misc]

@@ -50,6 +50,7 @@ class Mathematics(Family):
     version = "1"
     title: ClassVar[str] = "Mathematics: any file with problem and answer, final answer in a box"
     options: ClassVar[Mapping[str, Any]] = {"prompt": "paper"}
+    apart = True  # where the own rules cannot tell, and a hung answer costs seconds
     default_split: ClassVar[str] = "test"
     files: ClassVar[tuple[str, ...]] = ()
     integer_gold: ClassVar[bool] = False

@@ -46,6 +46,7 @@ class MBPP(Family):
     hub = "google-research-datasets/mbpp"
     default_split = "test"
     options: ClassVar[Mapping[str, Any]] = {"seconds": coderunner.SECONDS}
+    apart = True
 
     def rows(
         self, split: str, data: Path | None, limit: int | None, seed: int, options: Mapping[str, Any]

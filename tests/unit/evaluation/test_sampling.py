@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from tests.helpers.scripted_eval import STOP, Engine, Task, Tokenizer, problems
 
-from broaden.errors import DataError, MetricError, ResumeError, UsageError
+from broaden.errors import DataError, MetricError, ResumeError, UsageError, WorkerError
 from broaden.evaluation import conditions, evaluate, request_key
-from broaden.records import Completion, Sample, SampleSet, Sampling
+from broaden.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    Request,
+    Sample,
+    SampleSet,
+    Sampling,
+    Verdict,
+)
 from broaden.seeds import stream
 
 T06 = Sampling(temperature=0.6, max_new_tokens=8, entropy=True)
@@ -126,8 +138,75 @@ def test_a_degenerate_run_fails_but_greedy_and_near_deterministic_ones_do_not() 
     draw(copies((1.0, 1.0, 1.0)), samples=1, sampling=Sampling(temperature=0.0))
 
 
-def test_threads_change_nothing() -> None:
-    assert draw(judge_threads=3) == draw()
+@pytest.mark.parametrize("chunk", [1, 2, 64])
+def test_threads_change_nothing(chunk: int) -> None:
+    stored: list[Sample] = []
+    assert draw(judge_threads=3, chunk=chunk, sink=stored.extend) == draw()
+    assert tuple(stored) == draw().samples
+
+
+class Slow(Task):
+    """Judges nothing before the engine has been called `calls` times, and notes when it judged."""
+
+    def __init__(self, engine: Engine, calls: int) -> None:
+        self.engine, self.calls, self.judged_at = engine, calls, list[int]()
+
+    def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
+        until = time.monotonic() + 10
+        while self.engine.calls < self.calls and time.monotonic() < until:
+            time.sleep(0.001)
+        self.judged_at.append(self.engine.calls)
+        return super().judge(problem, completion, finish)
+
+
+def test_a_chunk_is_judged_while_the_next_is_generated() -> None:
+    engine = Engine()
+    task = Slow(engine, 2)
+    found = evaluate(engine, Tokenizer(), task, problems(4), samples=4, sampling=T06, seed=7, chunk=2,
+                     judge_threads=2)  # fmt: skip
+    assert found.samples == draw(problems=problems(4)).samples
+    assert (
+        task.judged_at == [2] * 16
+    )  # with one thread the first chunk would be judged after one call, if ever
+
+
+def test_an_interruption_keeps_what_is_judged_already() -> None:
+    class Stopped(Exception):
+        pass
+
+    judged = threading.Semaphore(0)
+
+    class Noting(Task):
+        def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
+            verdict = super().judge(problem, completion, finish)
+            judged.release()
+            return verdict
+
+    def stop(request: Request) -> Completion:
+        if request.key in second:
+            for _ in range(8):
+                assert judged.acquire(timeout=10)
+            raise Stopped
+        return Engine._default(request)
+
+    second = {request_key(7, "fake", f"p{i}", m) for i in (2, 3) for m in range(4)}
+    stored: list[Sample] = []
+    with pytest.raises(Stopped):
+        evaluate(Engine(stop), Tokenizer(), Noting(), problems(4), samples=4, sampling=T06, seed=7, chunk=2,
+                 sink=stored.extend, judge_threads=2)  # fmt: skip
+    assert tuple(stored) == draw(problems=problems(4)).samples[:8]
+    assert draw(problems=problems(4), existing=stored) == draw(problems=problems(4))
+
+
+def test_a_judge_that_fails_ends_the_call() -> None:
+    class Broken(Task):
+        def judge(self, problem: Problem, completion: str, finish: FinishReason) -> Verdict:
+            raise WorkerError("no judge")
+
+    for threads in (1, 2):
+        with pytest.raises(WorkerError, match="no judge"):
+            evaluate(Engine(), Tokenizer(), Broken(), problems(4), samples=4, sampling=T06, seed=7, chunk=1,
+                     judge_threads=threads)  # fmt: skip
 
 
 def test_conditions_name_what_a_reader_needs() -> None:
