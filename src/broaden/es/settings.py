@@ -7,7 +7,7 @@ from typing import Literal
 
 from broaden.es.schedule import Schedule, scheduled
 from broaden.es.shaping import Shaping
-from broaden.perturb import FULL, Selection
+from broaden.perturb import FULL, Parameterisation
 from broaden.records import Sampling
 
 
@@ -32,7 +32,7 @@ class EsSettings:
     precision: Literal["fp32_master", "bf16_inplace"] = "fp32_master"
     control: Literal["none", "random_z", "shuffled_rewards"] = "none"
     decay: float = 0.0
-    selection: Selection = FULL
+    selection: Parameterisation = FULL
 
     def sigma_at(self, step: int) -> float:
         """Perturbation scale at a 0-based step."""

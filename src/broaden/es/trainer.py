@@ -28,7 +28,7 @@ from broaden.es.estimator import (
 from broaden.es.schedule import batch_indices
 from broaden.es.settings import EsSettings
 from broaden.metrics.signal import signal
-from broaden.perturb import InPlaceControl, NoiseSpec, apply_update, center_hash, drift, log_line
+from broaden.perturb import InPlaceControl, NoiseSpec, apply_update, center_hash, check_rank, drift, log_line
 from broaden.population.base import OnProgress, Population, RolloutJob, Weights
 from broaden.records import MemberResult, StepRecord
 
@@ -61,10 +61,11 @@ def train(
         flops_per_token: forward FLOPs of the model, for the ledger (2 x parameters).
         on_progress: called during rollouts with (finished completions, generated tokens).
     """
-    names = settings.selection.select(center)
+    names, rank = settings.selection.select(center), settings.selection.rank
+    check_rank({name: tuple(center[name].shape) for name in names}, names, rank)
     for step in range(start, settings.updates):
         began = time.perf_counter()
-        spec = NoiseSpec(run_seed, step, settings.sigma_at(step), names)
+        spec = NoiseSpec(run_seed, step, settings.sigma_at(step), names, rank)
         if settings.control == "random_z":
             z = random_coefficients(settings.members, settings.shaping, run_seed, step)
             values: Values = {}

@@ -78,6 +78,10 @@ class InPlaceControl:
 
     def _add(self, spec: NoiseSpec, member: int, factor: float) -> None:
         chunks.check_same(self.weights, self.weights, "the in-place weights", spec.names)
+        if spec.rank:
+            raise UsageError(
+                f"the in-place control has noise of full rank, not rank {spec.rank}", fix="take a `Selection`"
+            )
         table = bf16_table(factor)
         for device, group in chunks.by_device(self.weights, spec.names).items():
             keys = {name: spec.key(member, name) for name in group}

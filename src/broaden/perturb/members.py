@@ -2,8 +2,9 @@
 
     w_i = cast(theta + t[index_i]),   t = float32(sigma * sign * table)
 
-One float32 addition, rounded once to the working dtype. The center theta is only read, so restoring is
-copying it again, never subtracting: exact after any number of members and after an exception.
+With a rank (`LowRank`), a matrix gets float32(sigma * sign / sqrt(r) * sum_k A_ok B_ik) in place of t[index], the
+sum exact (`lowrank`). One float32 addition, rounded once to the working dtype.The center theta is only read, so
+restoring is copying it again, never subtracting: exact after any number of members and after an exception.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from broaden.errors import UsageError
-from broaden.perturb import chunks, noise
+from broaden.perturb import chunks, lowrank, noise
 from broaden.perturb.backend import Backend, backend_for
 from broaden.perturb.chunks import Chunk
 from broaden.perturb.spec import NoiseSpec, Weights
@@ -43,8 +44,11 @@ def write_member(
     noise.check_sign(sign)
     names = spec.names if spec.sigma > 0.0 else ()
     write_center(center, out, without=frozenset(names))
+    factored = frozenset(spec.factored(center)) if names else frozenset()
+    _write_factored(center, out, spec, member, sign, factored, threads)
     table = torch.from_numpy(noise.scaled_table(spec.sigma, sign))
-    for device, group in chunks.by_device(out, names).items():
+    full = [name for name in names if name not in factored]
+    for device, group in chunks.by_device(out, full).items():
         keys = {name: spec.key(member, name) for name in group}
         work = partial(_write_chunk, center, out, keys, table.to(device), backend_for(device))
         pieces = chunks.cut(center, group, backend_for(device).chunk)
@@ -57,6 +61,28 @@ def _write_chunk(
     target = chunk.of(out[chunk.name])
     theta = chunk.of(center[chunk.name]).to(target.device)
     backend.write(theta, target, table, keys[chunk.name], chunk.start)
+
+
+def _write_factored(
+    center: Weights,
+    out: Weights,
+    spec: NoiseSpec,
+    member: int,
+    sign: int,
+    names: frozenset[str],
+    threads: int,
+) -> None:
+    """cast(theta + float32(sigma * sign * E)) for the matrices of a low-rank member."""
+
+    def work(chunk: Chunk) -> None:
+        target = chunk.of(out[chunk.name])
+        theta = chunk.of(center[chunk.name]).to(target.device)
+        keys = spec.factor_keys(member, chunk.name)
+        outer = lowrank.Outer((keys,), (1,), spec.rank, center[chunk.name].shape[1])
+        lowrank.write(theta, target, outer, lowrank.scale_of(spec.sigma * sign, spec.rank), chunk.start)
+
+    for device, group in chunks.by_device(out, sorted(names)).items():
+        chunks.run(work, chunks.cut(center, group, lowrank.CHUNK), chunks.threads_for(device, threads))
 
 
 def write_center(center: Weights, out: Weights, without: frozenset[str] = frozenset()) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from broaden.errors import DataError, ExactnessError, UsageError
 from broaden.perturb.fingerprint import center_hash as hash_center
 from broaden.perturb.noise import NOISE_VERSION
-from broaden.perturb.spec import NoiseSpec, Selection, Weights
+from broaden.perturb.spec import NoiseSpec, Parameterisation, Weights, parameterisation_from_json
 from broaden.perturb.update import UpdateStats, apply_update
 
 EXACT = "fp32_master"
@@ -28,7 +28,7 @@ def log_line(
     coefficients: Sequence[float],
     scale: float,
     *,
-    selection: Selection,
+    selection: Parameterisation,
     alpha: float,
     estimator: str,
     shaping: str,
@@ -77,8 +77,8 @@ def apply_line(
         UsageError: other noise version, or the in-place control (each of its roundings is part of its path).
     """
     _check_line(line)
-    names = Selection.from_json(line["parameterisation"]).select(center)
-    spec = NoiseSpec(run_seed, line["step"], line["sigma"], names)
+    how = parameterisation_from_json(line["parameterisation"])
+    spec = NoiseSpec(run_seed, line["step"], line["sigma"], how.select(center), how.rank)
     decay = line["decay"]
     if decay > 0.0 and anchor is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Which tensors are perturbed and under which keys: `Selection` (full or subset) and `NoiseSpec`.
+"""Which tensors are perturbed, how and under which keys: `Selection`, `LowRank` and `NoiseSpec`.
 
 Canonical names are the Hugging Face ones, whatever an engine fuses or shards. Not here: noise or weights.
 """
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from typing import Any
 
 import torch
 
@@ -30,6 +31,11 @@ class Selection:
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """0: noise of full rank."""
+        return 0
 
     def select(self, names: Iterable[str]) -> tuple[str, ...]:
         """The selected names, in the order given.
@@ -63,6 +69,58 @@ class Selection:
 FULL = Selection()
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A parameterisation of rank r: matrices get sigma / sqrt(r) A B^T (see `lowrank`), tensors of another
+    number of dimensions (norms, biases) full noise as ever.
+
+    Args:
+        rank: r, from 1 to the smaller side of every selected matrix.
+        selection: which tensors are perturbed.
+
+    Raises:
+        UsageError: rank is below 1.
+    """
+
+    rank: int
+    selection: Selection = FULL
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise UsageError(f"a rank is at least 1, got {self.rank}", fix="rank = 1, or full-rank noise")
+
+    def select(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `Selection.select`."""
+        return self.selection.select(names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dict for a seed log: the selection's, and the rank."""
+        return {**self.selection.to_json(), "rank": self.rank}
+
+
+Parameterisation = Selection | LowRank
+
+
+def parameterisation_from_json(data: Mapping[str, Any]) -> Parameterisation:
+    """Inverse of `to_json` of either. Raises UsageError where the keys are neither's."""
+    if "rank" not in data:
+        return Selection.from_json(data)
+    patterns = Selection.from_json({key: value for key, value in data.items() if key != "rank"})
+    if isinstance(data["rank"], bool) or not isinstance(data["rank"], int):
+        raise UsageError(f"the rank of a parameterisation is a whole number, not {data['rank']!r}")
+    return LowRank(data["rank"], patterns)
+
+
+def check_rank(shapes: Mapping[str, Sequence[int]], names: Iterable[str], rank: int) -> None:
+    """Raises UsageError where `rank` is above the smaller side of a matrix among the names."""
+    for name in names:
+        if len(shapes[name]) == 2 and rank > min(shapes[name]):
+            raise UsageError(
+                f"rank {rank} is above the smaller side of {name} {tuple(shapes[name])}",
+                fix=f"rank = {min(shapes[name])} or less, or exclude that tensor",
+            )
+
+
 def _matches(pattern: str, names: Sequence[str], role: str) -> set[str]:
     found = set(filter(re.compile(translate(pattern)).match, names))
     if not found:
@@ -83,18 +141,22 @@ class NoiseSpec:
         step: number of the update, from 0.
         sigma: standard deviation of the perturbation, in units of the weights; 0 perturbs nothing.
         names: canonical names of the perturbed tensors (see `Selection`); order does not matter.
+        rank: of a matrix's noise (see `LowRank`); 0: full.
 
     Raises:
-        UsageError: sigma is negative or not finite, step is negative, names are empty or repeat.
+        UsageError: sigma is negative or not finite, step or rank is negative, names are empty or repeat.
     """
 
     run_seed: int
     step: int
     sigma: float
     names: tuple[str, ...]
+    rank: int = 0
 
     def __post_init__(self) -> None:
         check_sigma(self.sigma)
+        if self.rank < 0:
+            raise UsageError(f"a rank is 0 (full) or more, got {self.rank}")
         if self.step < 0:
             raise UsageError(f"a step is counted from 0, got {self.step}")
         if not self.names:
@@ -108,6 +170,23 @@ class NoiseSpec:
 
     def key(self, member: int, name: str) -> int:
         """64-bit key of one member's noise in one tensor: stream(run_seed, "noise", step, member, name)."""
+        return self._key(member, name)
+
+    def factor_keys(self, member: int, name: str) -> tuple[int, int]:
+        """Keys of the factors A and B of one member's matrix: `key`'s stream with one more part, "A" or "B"."""
+        return self._key(member, name, "A"), self._key(member, name, "B")
+
+    def factored(self, weights: Weights) -> tuple[str, ...]:
+        """The perturbed names whose noise is A B^T: matrices, where there is a rank.
+
+        Raises UsageError where the rank is above a matrix's smaller side.
+        """
+        if not self.rank:
+            return ()
+        check_rank({name: weights[name].shape for name in self.names}, self.names, self.rank)
+        return tuple(name for name in self.names if weights[name].dim() == 2)
+
+    def _key(self, member: int, *parts: str) -> int:
         if member < 0:
             raise UsageError(f"members are counted from 0, got {member}")
-        return stream(self.run_seed, "noise", self.step, member, name)
+        return stream(self.run_seed, "noise", self.step, member, *parts)

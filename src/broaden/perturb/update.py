@@ -7,6 +7,9 @@ C_i = round(c_i 2^k), Z_i = round(eps_i 2^24), and sum_i C_i Z_i is an exact int
 that the order of members, chunks, threads and workers cannot matter. Then one float64 product, one
 rounding to float32, one float32 addition. The error of C_i is at most 2^-30 of the largest coefficient
 (2^-(35 - log2 N) for N > 32).
+
+With a rank r, eps_i of a matrix is E_i = A_i B_i^T / sqrt(r), whose integers (`lowrank`) are exact already: the
+sum over members and ranks of C_i Z^A Z^B is the int64, and C_i has 33 - log2(N r) bits (30 at most, rounded down).
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from functools import partial
 import torch
 
 from broaden.errors import DivergedError, UsageError
-from broaden.perturb import chunks, noise
+from broaden.perturb import chunks, lowrank, noise
 from broaden.perturb.backend import Backend, ChangeStats, Increment, backend_for
 from broaden.perturb.chunks import Chunk
 from broaden.perturb.spec import NoiseSpec, Weights
 
 SUM_BITS, TABLE_BITS, COEFFICIENT_BITS = 62, 27, 30
+LEAST_BITS = 8  # of a coefficient; only a low-rank update of very many members and ranks could have fewer
 MAX_MEMBERS = 1 << 20
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 
@@ -47,8 +51,13 @@ class FixedPoint:
     exponent: int
 
 
-def fixed_point(members: Sequence[int], coefficients: Sequence[float]) -> FixedPoint:
+def fixed_point(
+    members: Sequence[int], coefficients: Sequence[float], noise_bits: int = TABLE_BITS
+) -> FixedPoint:
     """C_i = round(c_i 2^k), k as large as keeps N max|C_i| max|Z| within 2^62; zero coefficients drop out.
+
+    Args:
+        noise_bits: |Z| < 2**noise_bits.
 
     Raises:
         UsageError: lengths differ, or more than 2**20 members.
@@ -58,7 +67,12 @@ def fixed_point(members: Sequence[int], coefficients: Sequence[float]) -> FixedP
     live = [(m, float(c)) for m, c in zip(members, coefficients, strict=True) if c != 0.0]
     if not live:
         return FixedPoint((), (), 0)
-    bits = min(COEFFICIENT_BITS, SUM_BITS - TABLE_BITS - (len(live) - 1).bit_length())
+    bits = min(COEFFICIENT_BITS, SUM_BITS - noise_bits - (len(live) - 1).bit_length())
+    if bits < LEAST_BITS:
+        raise UsageError(
+            f"{len(live)} members of this rank leave {bits} bits for a coefficient, {LEAST_BITS} are needed",
+            fix="lower members or rank",
+        )
     exponent = bits - math.frexp(max(abs(c) for _, c in live))[1]
     scaled = [(m, round(math.ldexp(c, exponent))) for m, c in live]
     kept = [(m, c) for m, c in scaled if c != 0]
@@ -125,20 +139,61 @@ def apply_update(
         DivergedError: a coefficient or the update is not finite; the center was not touched.
     """
     _check_update(center, spec, scale, decay, anchor)
-    fixed = fixed_point(members, coefficients)
-    _check_reach(coefficients, scale)
+    factored = spec.factored(center)
+    fixed = fixed_point(members, coefficients, noise_bits(spec.rank))
+    _check_reach(coefficients, scale, spec.rank)
     live = fixed if scale != 0.0 else FixedPoint((), (), 0)
     if not live.members and decay == 0.0:
         return UpdateStats(0.0, 0.0, 0)
     factor = math.ldexp(scale, -(live.exponent + noise.FIXED_BITS))
     increment = Increment(live.coefficients, factor, decay)
-    keys = {name: [spec.key(member, name) for member in live.members] for name in spec.names}
-    parts: list[ChangeStats] = []
-    for device, group in chunks.by_device(center, spec.names).items():
+    full = [name for name in spec.names if name not in set(factored)]
+    keys = {name: [spec.key(member, name) for member in live.members] for name in full}
+    parts = _update_factored(center, anchor, spec, live, scale, decay, factored, threads)
+    for device, group in chunks.by_device(center, full).items():
         work = partial(_update_chunk, center, anchor, increment, keys, backend_for(device))
         pieces = chunks.cut(center, group, backend_for(device).chunk)
         parts += chunks.run(work, pieces, chunks.threads_for(device, threads))
     return _stats(parts)
+
+
+def noise_bits(rank: int) -> int:
+    """Bits of the integers that a coefficient is multiplied with: of the table, or of a sum over r products."""
+    return lowrank.PRODUCT_BITS + (rank - 1).bit_length() if rank else TABLE_BITS
+
+
+def _update_factored(
+    center: Weights,
+    anchor: Weights | None,
+    spec: NoiseSpec,
+    live: FixedPoint,
+    scale: float,
+    decay: float,
+    names: Sequence[str],
+    threads: int,
+) -> list[ChangeStats]:
+    """The update of the matrices of a low-rank spec; each weight is read once for all members."""
+    if not names:
+        return []
+    factor = math.ldexp(lowrank.scale_of(scale, spec.rank), -live.exponent)
+    outers = {
+        name: lowrank.Outer(
+            tuple(spec.factor_keys(member, name) for member in live.members), live.coefficients, spec.rank,
+            center[name].shape[1],
+        )
+        for name in names
+    }  # fmt: skip
+
+    def work(chunk: Chunk) -> ChangeStats:
+        theta = chunk.of(center[chunk.name])
+        pull_to = theta if anchor is None else chunk.of(anchor[chunk.name])
+        return lowrank.update(theta, pull_to, outers[chunk.name], factor, decay, chunk.start)
+
+    parts: list[ChangeStats] = []
+    for device, group in chunks.by_device(center, names).items():
+        pieces = chunks.cut(center, group, lowrank.CHUNK)
+        parts += chunks.run(work, pieces, chunks.threads_for(device, threads))
+    return parts
 
 
 def _update_chunk(
@@ -161,8 +216,9 @@ def _stats(parts: Sequence[ChangeStats]) -> UpdateStats:
     return UpdateStats(norm, max((m for _, m, _ in parts), default=0.0), sum(c for _, _, c in parts))
 
 
-def _check_reach(coefficients: Sequence[float], scale: float) -> None:
+def _check_reach(coefficients: Sequence[float], scale: float, rank: int) -> None:
     largest = float(abs(noise.normal_table()).max())
+    largest *= max(1.0, largest * math.sqrt(rank))  # |E| <= sqrt(r) max|A| max|B|
     reach = abs(scale) * sum(abs(float(c)) for c in coefficients) * largest
     if not reach < FLOAT32_MAX:
         raise DivergedError(f"the update could reach {reach:.3g}, beyond float32; the center was not touched")
