@@ -7,8 +7,10 @@ the rest works row by row over exact lengths. Float32 and bfloat16.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,6 +46,16 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
+class Into(Protocol):
+    """A matrix product of a stack (`Product`, or `lowrank.SharedProduct` around one)."""
+
+    def into(self, x: Tensor, y: Tensor) -> None:
+        """Write the product of x [rows, in] to y [rows, out], rows member-major."""
+
+    def pack(self) -> None:
+        """Take a copy of the one member's weight in the library's own layout, where that changes no bit."""
+
+
 class Product:
     """y = x W^T for stacked W [N, out, in]: one plain product, or one batched product over members."""
 
@@ -73,30 +85,47 @@ class Product:
             y.view(self.members, -1, self.width).add_(self.bias)
 
 
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's products and arrays."""
+    """One layer's products and arrays; norms [N, H], attention: bias [N, heads + 2 kv, d], q_norm, k_norm [N, d]."""
 
-    def __init__(self, buffers: Buffers, index: int) -> None:
-        b = buffers.layers[index]
-        self.qkv = Product(b.qkv)
-        self.output = Product(b.output, b.output_bias)
-        self.gate_up = Product(b.gate_up, b.gate_up_bias)
-        self.down = Product(b.down, b.down_bias)
-        self.norms = host(b.input_norm), host(b.mlp_norm)
-        bias = host(b.qkv_bias)
-        heads = buffers.spec.heads + 2 * buffers.spec.kv_heads if bias.size else 0
-        self.attention = bias.reshape(len(bias), heads, buffers.spec.head_dim), host(b.q_norm), host(b.k_norm)
+    qkv: Into
+    output: Into
+    gate_up: Into
+    down: Into
+    norms: tuple[Array, Array]
+    attention: tuple[Array, Array, Array]
 
 
+@dataclass(frozen=True, slots=True)
 class Stack:
-    """The products and arrays of a range of members."""
+    """The products and arrays of a range of members.
 
-    def __init__(self, buffers: Buffers) -> None:
-        self.members = buffers.count
-        self.layers = [Layer(buffers, i) for i in range(buffers.spec.layers)]
-        self.table = buffers.embedding.reshape(-1, buffers.spec.hidden)
-        self.norm = host(buffers.norm)
-        self.head = Product(buffers.head)
+    Attributes:
+        embed: writes the embeddings of ids [rows], member-major (negative: padding).
+        alone: each member by itself; empty where there is one.
+    """
+
+    members: int
+    layers: Sequence[Layer]
+    embed: Callable[[Ints, Tensor], None]
+    norm: Array
+    head: Into
+    alone: tuple[Stack, ...] = ()
+
+    @classmethod
+    def of(cls, buffers: Buffers) -> Stack:
+        """Of members with weights of their own."""
+        spec, count = buffers.spec, buffers.count
+        table = buffers.embedding.reshape(-1, spec.hidden)
+
+        def embed(ids: Ints, out: Tensor) -> None:
+            torch.index_select(table, 0, table_index(ids, count, spec.vocab), out=out)
+
+        layers = [layer_of(buffers, i) for i in range(spec.layers)]
+        parts = [buffers.members(slice(m, m + 1)) for m in range(count)] if count > 1 else []
+        alone = tuple(cls.of(part) for part in parts)
+        return cls(count, layers, embed, host(buffers.norm), Product(buffers.head), alone)
 
     def pack(self) -> None:
         """Pack every product of one member: many steps over few rows are worth the second copy of the weights."""
@@ -104,6 +133,22 @@ class Stack:
             for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 product.pack()
         self.head.pack()
+
+
+def layer_of(buffers: Buffers, index: int) -> Layer:
+    """One layer of members with weights of their own."""
+    b = buffers.layers[index]
+    return Layer(
+        Product(b.qkv), Product(b.output, b.output_bias), Product(b.gate_up, b.gate_up_bias),
+        Product(b.down, b.down_bias), (host(b.input_norm), host(b.mlp_norm)),
+        (heads_of(buffers.spec, b.qkv_bias), host(b.q_norm), host(b.k_norm)),
+    )  # fmt: skip
+
+
+def heads_of(spec: ModelSpec, bias: Tensor) -> Array:
+    """A bias of q, k and v [N, (heads + 2 kv) d] by heads; an empty one stays empty."""
+    heads = spec.heads + 2 * spec.kv_heads if bias.numel() else 0
+    return host(bias).reshape(len(bias), heads, spec.head_dim)
 
 
 class Stacks:
@@ -126,7 +171,7 @@ class Stacks:
         """The products of the `members` from `start`, for one job."""
         with self.locks[start]:
             if start not in self.made:
-                self.made[start] = Stack(self.buffers.members(slice(start, start + members)))
+                self.made[start] = Stack.of(self.buffers.members(slice(start, start + members)))
                 if self.pack and members == 1:
                     self.made[start].pack()
         try:
@@ -184,11 +229,8 @@ class CompiledRunner:
         self, buffers: Buffers, tables: tuple[Tensor, Tensor], spaces: Spaces, stack: Stack | None = None
     ) -> None:
         self.spec, self.buffers = buffers.spec, buffers
-        self.stack = stack or Stack(buffers)
-        one = buffers.count == 1
-        self.single = (
-            [self.stack] if one else [Stack(buffers.members(slice(m, m + 1))) for m in range(buffers.count)]
-        )
+        self.stack = stack or Stack.of(buffers)
+        self.single = self.stack.alone or (self.stack,)
         self.cos, self.sin = (t.numpy() for t in tables)
         self.spaces = spaces
 
@@ -252,7 +294,7 @@ class CompiledRunner:
         whole = space is not None
         s = space or self._space(len(ids), head=False)
         t, a, each, eps = s.tensor, s.array, len(ids) // stack.members, self.spec.norm_eps
-        torch.index_select(stack.table, 0, table_index(ids, stack.members, self.spec.vocab), out=t["h"])
+        stack.embed(ids, t["h"])
         has_delta = False
         for layer, (keys, values) in zip(stack.layers, _layer_arrays(cache), strict=True):
             write_only = not whole and layer is stack.layers[-1]

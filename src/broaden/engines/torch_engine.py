@@ -7,8 +7,8 @@ here: kernels (`compiled`, `portable`), seating (`scheduler`), threads (`lanes`)
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
 from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces, Stack, Stacks
 from broaden.engines.lanes import Job, run_lanes
+from broaden.engines.lowrank import LowRankMembers, LowRankStacks, low_rank_slots
 from broaden.engines.portable import PortableRunner
 from broaden.engines.runner import ROW_MULTIPLE, Cache, Runner, round_up
 from broaden.engines.scheduler import Queue, Schedule
@@ -85,11 +86,36 @@ class TorchEngine:
         self.threads = threads or (torch.get_num_threads() if self.device.type == "cpu" else 1)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
         self._spaces: dict[int, Spaces] = {}
+        self._low_rank: LowRankMembers | None = None
 
     @property
     def members(self) -> int:
-        """Weight sets that live here at once."""
-        return self.buffers.count
+        """Weight sets that live here at once; inside `low_rank`, its members."""
+        return self.buffers.count if self._low_rank is None else self._low_rank.count
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether `low_rank` can be used: the compiled kernels have it."""
+        return self.compiled
+
+    @contextmanager
+    def low_rank(self, members: LowRankMembers) -> Iterator[None]:
+        """Inside the block `generate` is asked for these members, all over the weights of member 0.
+
+        Raises:
+            UsageError: not with these kernels, or members of another model or dtype.
+        """
+        if not self.shares_base:
+            raise UsageError(
+                "low-rank members over shared weights need the compiled kernels",
+                "write the members' weights (`perturb.write_member`)",
+            )
+        members.check(self.spec, self.dtype)
+        self._low_rank = members
+        try:
+            yield
+        finally:
+            self._low_rank = None
 
     def weights(self, member: int = 0) -> Weights:
         """Live contiguous views by canonical name."""
@@ -108,10 +134,11 @@ class TorchEngine:
         check_requests(requests, sampling, members=self.members, context=self.context, vocab=self.spec.vocab)
         queues = _queues(requests)
         out: list[list[Completion | None]] = [[None] * len(asked) for asked in requests]
+        batch = self.batch if self._low_rank is None else -(-self.members // self.threads)
         groups = [
-            (start, queues[start : start + self.batch])
-            for start in range(0, self.members, self.batch)
-            if any(len(q.order) for q in queues[start : start + self.batch])
+            (start, queues[start : start + batch])
+            for start in range(0, self.members, batch)
+            if any(len(q.order) for q in queues[start : start + batch])
         ]
         if groups:
             lanes = self._lanes(groups, sampling, out)
@@ -135,7 +162,11 @@ class TorchEngine:
         pack = self.packed
         if pack is None:
             pack = packs(self.spec, self.dtype, self.batch, sampling.max_new_tokens)
-        stacks = Stacks(self.buffers, [start for start, _ in groups], parts, pack)
+        stacks: Stacks | LowRankStacks = (
+            Stacks(self.buffers, [start for start, _ in groups], parts, pack)
+            if self._low_rank is None
+            else LowRankStacks(self.buffers.members(slice(0, 1)), self._low_rank)
+        )
         return [
             [self._job(lane, lanes, *job, sampling, stacks, out) for job in work[lane::lanes]]
             for lane in range(lanes)
@@ -143,7 +174,7 @@ class TorchEngine:
 
     def _job(
         self, lane: int, lanes: int, start: int, queues: Sequence[Queue], sampling: Sampling,
-        stacks: Stacks, out: list[list[Completion | None]],
+        stacks: Stacks | LowRankStacks, out: list[list[Completion | None]],
     ) -> Job:  # fmt: skip
         """Run some queues of the members from `start` and put their completions where they belong."""
 
@@ -179,7 +210,8 @@ class TorchEngine:
         }
 
     def _runner(self, start: int, members: int, lane: int, stack: Stack | None) -> Runner:
-        buffers = self.buffers.members(slice(start, start + members))
+        some = slice(start, start + members) if self._low_rank is None else slice(0, 1)
+        buffers = self.buffers.members(some)
         if self.compiled:
             return CompiledRunner(buffers, self._rope(), self._spaces.setdefault(lane, Spaces()), stack)
         return PortableRunner(buffers, self._rope())
@@ -198,7 +230,8 @@ class TorchEngine:
             * len(queues)
             * lanes
         )
-        return max(ROW_MULTIPLE, min(self.slots, self.cache_bytes // each // ROW_MULTIPLE * ROW_MULTIPLE))
+        slots = self.slots if self._low_rank is None else low_rank_slots(len(queues), self.slots)
+        return max(ROW_MULTIPLE, min(slots, self.cache_bytes // each // ROW_MULTIPLE * ROW_MULTIPLE))
 
 
 def packs(spec: ModelSpec, dtype: torch.dtype, batch: int, new: int) -> bool:
