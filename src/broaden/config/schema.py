@@ -68,7 +68,7 @@ class PopulationConfig(Leaf):
         description="auto: batched for small models, serial otherwise, in processes where workers > 1.",
     )
     workers: int = Field(1, ge=1, description="Local processes of one thread each.")
-    batch: int = Field(32, ge=1, description="Members whose weights live in one batch (batched).")
+    batch: int = Field(32, ge=1, description="Members in one batch (batched, low-rank).")
 
 
 class EsStage(Leaf):
@@ -101,6 +101,10 @@ class EsStage(Leaf):
     decay: float = Field(0.0, ge=0, lt=1, description="Pull toward the starting weights at each update.")
     include: tuple[str, ...] = Field(("*",), description="Tensors that are perturbed (glob patterns).")
     exclude: tuple[str, ...] = Field((), description="Tensors that are not.")
+    parameterisation: Literal["full", "low_rank"] = Field(
+        "full", description="Noise of a matrix: full rank, or A B^T / sqrt(rank) (vectors: always full)."
+    )
+    rank: int = Field(1, ge=1, description="Rank of the low_rank noise of a matrix.")
     collapse: float = Field(
         0.25,
         ge=0,
@@ -117,6 +121,12 @@ class EsStage(Leaf):
                     f"{name}_schedule = {schedule!r} with {name}_end = {end}: a linear or cosine schedule "
                     f"needs {name}_end, a constant one must not have it"
                 )
+        if self.rank != 1 and self.parameterisation != "low_rank":
+            raise ValueError(f"rank = {self.rank} needs parameterisation = 'low_rank'")
+        if self.precision == "bf16_inplace" and self.parameterisation != "full":
+            raise ValueError(
+                "precision = 'bf16_inplace' reproduces the public loop: parameterisation = 'full'"
+            )
         if self.precision == "bf16_inplace" and (self.decay or self.estimator != "one_point"):
             raise ValueError("precision = 'bf16_inplace' reproduces the public loop: one_point, decay = 0")
         return self

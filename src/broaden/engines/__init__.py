@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from broaden.engines.base import NUMERICS_VERSION, Engine, OnProgress, Weights
 from broaden.engines.build import build_engine, choose_device
+from broaden.engines.lowrank import SharesBase
 from broaden.engines.scripted import ScriptedEngine
 from broaden.engines.selftest import SelfTestReport, prove, self_test
 from broaden.engines.torch_engine import TorchEngine
@@ -18,6 +19,7 @@ __all__ = [
     "OnProgress",
     "ScriptedEngine",
     "SelfTestReport",
+    "SharesBase",
     "TorchEngine",
     "Weights",
     "build_engine",

@@ -12,8 +12,9 @@ nothing else in the batch. Not here: the rest of a decode step (`compiled`), whi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,13 +25,26 @@ from broaden.engines.compiled import Layer, Stack, heads_of, host
 from broaden.engines.lowrank_math import correct, correct_rows
 from broaden.engines.runner import ROW_MULTIPLE, Ints
 from broaden.engines.weights import Buffers
-from broaden.errors import UsageError
-from broaden.jit import Array
+from broaden.kernels import Array
 from broaden.models.spec import ModelSpec
 from broaden.perturb import NoiseSpec, lowrank, write_center, write_member
 
 ROWS = 512  # of all members in one product; more gain nothing and leave the caches
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@runtime_checkable
+class SharesBase(Protocol):
+    """An engine that can run low-rank members over one set of weights (`TorchEngine` with compiled kernels)."""
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether it can with its kernels."""
+
+    def low_rank(
+        self, center: Weights, spec: NoiseSpec, members: Sequence[tuple[int, int]]
+    ) -> AbstractContextManager[None]:
+        """Inside the block `generate` is asked for these (number, sign), over the weights of member 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +105,6 @@ class LowRankMembers:
         some.vectors = {name: tensor[start:stop] for name, tensor in self.vectors.items()}
         some.corrections = {group: c.part(start, stop) for group, c in self.corrections.items()}
         return some
-
-    def check(self, model: ModelSpec, dtype: torch.dtype) -> None:
-        """Raises UsageError where these are members of another model or dtype."""
-        if (self.model, self.dtype) != (model, dtype):
-            raise UsageError(
-                f"low-rank members were drawn for another model, or for {self.dtype} and not {dtype}"
-            )
 
     def vector(self, names: Iterable[str]) -> Tensor:
         """The named vectors end to end [N, n]; [N, 0] where the model lacks them."""
@@ -245,6 +252,3 @@ def _layer(base: Buffers, members: LowRankMembers, index: int) -> Layer:
 
 def _bias(members: LowRankMembers, group: Sequence[str]) -> Tensor:
     return members.vector(name.removesuffix("weight") + "bias" for name in group)
-
-
-__all__ = ["ROWS", "LowRankMembers", "LowRankStacks", "SharedProduct", "low_rank_slots"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from broaden.engines.runner import Ints
-from broaden.jit import Array, Scalar, narrow, reduction, strict, strict_inline, widen
+from broaden.kernels import Array, Scalar, narrow, reduction, strict, strict_inline, widen
 
 
 @reduction

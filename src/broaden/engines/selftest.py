@@ -15,9 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from broaden.engines.lowrank import ROWS
+from broaden.engines.runner import ROW_MULTIPLE
 from broaden.engines.torch_engine import Kernels, TorchEngine
 from broaden.errors import ExactnessError
 from broaden.models.spec import ModelSpec
+from broaden.perturb import NoiseSpec
 from broaden.records import Completion, Record, Request, Sampling
 from broaden.seeds import numpy_generator, stream
 
@@ -35,6 +38,7 @@ SPEC = ModelSpec(
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, logprobs=True, entropy=True)
 COUNTS = (1, 7, 16, 64)
 MEMBERS = 3
+LOW_RANK_MEMBERS, LOW_RANK_SIGMA = 8, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ def self_test(
     *,
     device: torch.device | str = "cpu",
     kernels: Kernels = "auto",
+    low_rank: int = 0,
 ) -> SelfTestReport:
     """Compare requests asked together with the same ones asked in other ways.
 
     Args:
         spec: shapes to test, cut by `reduced`.
         threads: of torch during the test; None: as they are.
+        low_rank: a rank: members of it over shared weights are compared too, where the kernels have them.
     """
     began, before = time.perf_counter(), torch.get_num_threads()
     small = reduced(spec)
@@ -79,6 +85,8 @@ def self_test(
     try:
         used = torch.get_num_threads()
         outcomes = list(_compare(small, dtype, device, kernels))
+        if low_rank:
+            outcomes += _compare_low_rank(small, dtype, device, kernels, min(low_rank, small.head_dim))
     finally:
         torch.set_num_threads(before)
     differences = tuple(name for name, same in outcomes if not same)
@@ -144,6 +152,29 @@ def _compare(
     for member in range(MEMBERS):
         fill(together, member, member)
     yield f"{MEMBERS} members in one batch", together.generate([asked] * MEMBERS, SAMPLING) == serial
+
+
+def _compare_low_rank(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, kernels: Kernels, rank: int
+) -> Iterator[tuple[str, bool]]:
+    """Members over one set of weights: alone, and so many together that products take all the rows they may."""
+    made, narrow = (
+        TorchEngine(spec, [0], dtype=dtype, device=device, slots=slots, kernels=kernels)
+        for slots in (ROWS // LOW_RANK_MEMBERS, ROW_MULTIPLE)
+    )
+    if not made.shares_base:
+        return
+    for engine in (made, narrow):
+        fill(engine, 0, 0)
+    center = {name: view.float() for name, view in made.weights(0).items()}
+    noise = NoiseSpec(0, 0, LOW_RANK_SIGMA, tuple(center), rank)
+    members, asked = [(m // 2, (1, -1)[m % 2]) for m in range(LOW_RANK_MEMBERS)], _requests(spec)
+    with made.low_rank(center, noise, members):
+        together = made.generate([asked] * len(members), SAMPLING)
+    for index in (0, 1, len(members) - 1):
+        with narrow.low_rank(center, noise, [members[index]]):
+            alone = narrow.generate([asked], SAMPLING)[0]
+        yield f"low-rank member {index} of {len(members)} alone", alone == together[index]
 
 
 def fill(engine: TorchEngine, member: int, seed: int) -> None:

@@ -25,6 +25,7 @@ from broaden.engines.weights import Buffers
 from broaden.errors import ModelError, UsageError
 from broaden.models.decoder import rope_tables
 from broaden.models.spec import ModelSpec
+from broaden.perturb import NoiseSpec
 from broaden.records import Completion, Request, Sampling
 
 Kernels = Literal["auto", "compiled", "portable"]
@@ -99,19 +100,23 @@ class TorchEngine:
         return self.compiled
 
     @contextmanager
-    def low_rank(self, members: LowRankMembers) -> Iterator[None]:
-        """Inside the block `generate` is asked for these members, all over the weights of member 0.
+    def low_rank(
+        self, center: Weights, spec: NoiseSpec, members: Sequence[tuple[int, int]]
+    ) -> Iterator[None]:
+        """Inside the block `generate` is asked for these (number, sign), all over the weights of member 0.
+
+        Args:
+            center: what those weights were written from; its vectors are read.
 
         Raises:
-            UsageError: not with these kernels, or members of another model or dtype.
+            UsageError: not with these kernels.
         """
         if not self.shares_base:
             raise UsageError(
                 "low-rank members over shared weights need the compiled kernels",
                 "write the members' weights (`perturb.write_member`)",
             )
-        members.check(self.spec, self.dtype)
-        self._low_rank = members
+        self._low_rank = LowRankMembers(self.spec, center, spec, members, self.dtype)
         try:
             yield
         finally:

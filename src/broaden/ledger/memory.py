@@ -82,6 +82,7 @@ def plan_es(
     anchor: bool = True,
     largest_tensor: int | None = None,
     packed: int = 0,
+    low_rank: int = 0,
 ) -> MemoryPlan:
     """ES: an fp32 master, one working copy a member at once and worker; no gradients, no optimiser state.
 
@@ -90,6 +91,7 @@ def plan_es(
         anchor: theta_0 is kept (drift, decay).
         largest_tensor: elements of the largest tensor (default: the embedding): the update sums it in 64 bits.
         packed: weight sets that rollouts hold a second time, packed, over all workers.
+        low_rank: 16-bit factors of a worker's low-rank members, which share one working copy.
     """
     largest = largest_tensor if largest_tensor is not None else shape.vocab * shape.hidden
     rollout = rollout_bytes(shape, slots=slots, context=context, dtype=dtype)
@@ -102,6 +104,7 @@ def plan_es(
             * members_at_once
             * parameters
             * BYTES[dtype],
+            **({"factors of low-rank members (16 bit)": workers * 2 * low_rank} if low_rank else {}),
         },
         {
             "rollout": {what: workers * size for what, size in rollout.items()}

@@ -27,6 +27,7 @@ class HostSettings:
     dtype: str = "float32"
     device: str = "cpu"
     members: int = 1
+    low_rank: int = 1
     slots: int | None = None
     max_context: int | None = None
     packed: bool = True
@@ -49,7 +50,7 @@ def build_host(settings: HostSettings, prompts: Sequence[Prompt]) -> LocalPopula
         device=settings.device, slots=settings.slots, max_context=settings.max_context,
         packed=settings.packed,
     )  # fmt: skip
-    return LocalPopulation(engine, tokenizer, tasks.get(settings.task), prompts)
+    return LocalPopulation(engine, tokenizer, tasks.get(settings.task), prompts, settings.low_rank)
 
 
 def _json(path: Path) -> dict[str, Any]:

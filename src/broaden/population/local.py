@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from broaden.engines import Engine
+from broaden.engines import Engine, SharesBase
 from broaden.models.tokenizer import ChatTokenizer
-from broaden.perturb import write_member
+from broaden.perturb import NoiseSpec, write_center, write_member
 from broaden.population.base import Member, OnProgress, Prompt, RolloutJob, Weights, chunks
 from broaden.records import Completion, MemberResult, Request, Verdict
 from broaden.seeds import stream
@@ -17,15 +18,25 @@ from broaden.tasks import Task, judge_threads
 
 
 class LocalPopulation:
-    """Serial where the engine holds one set of weights, batched where it holds several."""
+    """Serial where the engine holds one set of weights, batched where it holds several.
+
+    Low-rank members share one set of weights, `low_rank` of them in a batch, where the engine can; elsewhere they are
+    written out like any other.
+    """
 
     def __init__(
-        self, engine: Engine, tokenizer: ChatTokenizer, task: Task, prompts: Sequence[Prompt]
+        self,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        task: Task,
+        prompts: Sequence[Prompt],
+        low_rank: int = 1,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.task = task
         self.prompts = prompts
+        self.low_rank = low_rank
 
     def rollout(
         self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
@@ -34,24 +45,43 @@ class LocalPopulation:
         judge = Judge(self.tokenizer, self.task, self.prompts, job)
         results: list[MemberResult] = []
         done = Totals(on_progress)
-        for group in chunks(job.members, self.engine.members):
-            for slot, member in enumerate(group):
-                weights = self.engine.weights(slot)
-                write_member(
-                    center, weights, job.spec, member.number, member.sign, threads=torch.get_num_threads()
-                )
+        shared = self._sharing(job.spec) is not None
+        if shared:
+            write_center(center, self.engine.weights(0))
             self.engine.weights_changed()
-            requests = group_requests(self.prompts, job, group)
-            requests += [[] for _ in range(self.engine.members - len(group))]
-            answers = self.engine.generate(requests, job.sampling, done.update)
+        for group in chunks(job.members, self.low_rank if shared else self.engine.members):
+            with self._members(center, job.spec, group):
+                requests = group_requests(self.prompts, job, group)
+                requests += [[] for _ in range(self.engine.members - len(group))]
+                answers = self.engine.generate(requests, job.sampling, done.update)
             results += [judge.member(m, answers[slot]) for slot, m in enumerate(group)]
             done.next_group()
         return results
 
+    def _members(
+        self, center: Weights, spec: NoiseSpec, group: Sequence[Member]
+    ) -> AbstractContextManager[None]:
+        """The engine as these members: over the center's weights, or each written into a set of its own."""
+        sharing = self._sharing(spec)
+        if sharing is not None:
+            return sharing.low_rank(center, spec, group)
+        for slot, member in enumerate(group):
+            weights = self.engine.weights(slot)
+            write_member(center, weights, spec, member.number, member.sign, threads=torch.get_num_threads())
+        self.engine.weights_changed()
+        return nullcontext()
+
+    def _sharing(self, spec: NoiseSpec) -> SharesBase | None:
+        """The engine, where these members can share one set of its weights."""
+        engine = self.engine
+        return engine if spec.rank and isinstance(engine, SharesBase) and engine.shares_base else None
+
     def conditions(self) -> dict[str, object]:
         """The engine's conditions and the batch of members."""
-        return {"population": "batched" if self.engine.members > 1 else "serial", "workers": 1,
-                "engine": self.engine.conditions()}  # fmt: skip
+        batched = max(self.engine.members, self.low_rank) > 1
+        found: dict[str, object] = {"population": "batched" if batched else "serial", "workers": 1,
+                                    "engine": self.engine.conditions()}  # fmt: skip
+        return found | ({"low_rank_members": self.low_rank} if self.low_rank > 1 else {})
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -23,7 +23,7 @@ PLACE = {letter: i for i, letter in enumerate(LETTERS)}
 def job_to_json(job: RolloutJob) -> Message:
     """A job as sent, without its members and tensor names."""
     return {
-        "run_seed": job.spec.run_seed, "step": job.spec.step, "sigma": job.spec.sigma.hex(),
+        "run_seed": job.spec.run_seed, "step": job.spec.step, "sigma": job.spec.sigma.hex(), "rank": job.spec.rank,
         "prompts": pack("I", job.prompts), "samples": job.samples, "sampling": job.sampling.to_json(),
         "member_in_key": job.member_in_key,
     }  # fmt: skip
@@ -32,7 +32,7 @@ def job_to_json(job: RolloutJob) -> Message:
 def job_from_json(data: Message, names: tuple[str, ...], members: list[list[int]]) -> RolloutJob:
     """Inverse of `job_to_json`, for the members of this worker."""
     return RolloutJob(
-        NoiseSpec(data["run_seed"], data["step"], float.fromhex(data["sigma"]), names),
+        NoiseSpec(data["run_seed"], data["step"], float.fromhex(data["sigma"]), names, data["rank"]),
         tuple(Member(i, s) for i, s in members),
         unpack("I", data["prompts"]),
         data["samples"],

@@ -35,7 +35,9 @@ class ProcessPopulation:
         """See `Population.rollout`."""
         for name, tensor in self.pool.center.items():
             tensor.copy_(center[name])
-        size = max(1, min(self.pool.settings.members, -(-len(job.members) // self.pool.count)))
+        settings = self.pool.settings
+        at_once = settings.low_rank if job.spec.rank else settings.members
+        size = max(1, min(at_once, -(-len(job.members) // self.pool.count)))
         once = {"names": list(job.spec.names), "job": job_to_json(job)}
         messages: list[Message] = [
             {"rollout": [list(m) for m in group], "once": once} for group in chunks(job.members, size)

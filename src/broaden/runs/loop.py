@@ -36,7 +36,7 @@ from broaden.runs.account import hand_over, is_over, spent, stage_ends, stages_s
 from broaden.runs.checkpoints import Position
 from broaden.runs.events import Silent, Watcher
 from broaden.runs.interrupt import Interrupts
-from broaden.runs.prepare import Prepared, prepare
+from broaden.runs.prepare import Prepared, parameterisation, prepare
 from broaden.runs.probe import Prober
 from broaden.runs.stages import ActiveStage, stage_seed, start_stage
 from broaden.store import JsonlFile, RunDir
@@ -177,7 +177,10 @@ class _Run:
             return
         threads = 1 if self.config.population.workers > 1 else None  # None: as many as this process uses
         dtype = DTYPES[self.config.model.dtype]
-        report = self_test(self.prepared.model.spec, dtype, threads, device=self.prepared.device)
+        rank = max((parameterisation(s).rank for s in left if isinstance(s, EsStage)), default=0)
+        report = self_test(
+            self.prepared.model.spec, dtype, threads, device=self.prepared.device, low_rank=rank
+        )
         self.run.amend_manifest(self_test=report.to_json())
         report.require()
 

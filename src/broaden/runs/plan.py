@@ -16,6 +16,8 @@ import torch
 from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
 from broaden.config.presets import GRPO
 from broaden.engines.build import DTYPES
+from broaden.engines.lowrank import low_rank_slots
+from broaden.engines.runner import ROW_MULTIPLE, round_up
 from broaden.engines.torch_engine import default_slots, packs
 from broaden.errors import UnreachableError, UsageError
 from broaden.grpo.settings import differences
@@ -31,9 +33,11 @@ from broaden.runs.prepare import (
     load_task,
     longest_response,
     lora_settings,
+    low_rank_at_once,
     members_at_once,
     model_folder,
     on_cpu,
+    parameterisation,
     pick_device,
     prepare,
 )
@@ -392,10 +396,14 @@ def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
     context = known.longest_prompt + stage.max_new_tokens
     slots = config.engine.slots or default_slots(spec)
     if isinstance(stage, EsStage):
+        shared, asked = low_rank_at_once(config, stage), stage.prompts * stage.samples
+        if stage.parameterisation == "low_rank":
+            slots, asked = low_rank_slots(shared, slots), round_up(asked, ROW_MULTIPLE)
+        rows = members * shared * min(slots, asked)
         return plan_es(
-            spec, known.parameters, members_at_once=members, slots=members * min(slots, stage.prompts * stage.samples),
-            context=context, dtype=dtype, workers=config.population.workers, largest_tensor=known.largest_tensor,
-            packed=packed,
+            spec, known.parameters, members_at_once=members, slots=rows, context=context, dtype=dtype,
+            workers=config.population.workers, largest_tensor=known.largest_tensor, packed=packed,
+            low_rank=shared * low_rank_values(stage, spec),
         )  # fmt: skip
     lora = lora_settings(stage)
     factors, adapted = lora.sizes(spec.shapes()) if lora else (0, 0)
@@ -414,6 +422,12 @@ def _packed_copies(config: RunConfig, spec: ModelSpec, members: int, new: int) -
         return 0
     workers = config.population.workers
     return workers if workers > 1 else min(members, torch.get_num_threads())
+
+
+def low_rank_values(stage: EsStage, spec: ModelSpec) -> int:
+    """16-bit factors of one low-rank member; 0 where a stage has none."""
+    how, shapes = parameterisation(stage), spec.shapes()
+    return sum(how.rank * sum(shapes[name]) for name in how.select(shapes) if len(shapes[name]) == 2)
 
 
 def _duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from broaden.models.sources import cache_root, resolve
 from broaden.models.spec import ModelSpec
 from broaden.models.tensor_files import write_tensors
 from broaden.models.tokenizer import ChatTokenizer
-from broaden.perturb import Selection
+from broaden.perturb import LowRank, Parameterisation, Selection, check_rank
 from broaden.population.base import Prompt
 from broaden.population.host import HostSettings
 from broaden.records import Problem
@@ -77,12 +77,19 @@ def prepare(config: RunConfig) -> Prepared:
 
 
 def check_selections(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Every pattern of every stage names tensors of the model. Raises UsageError."""
+    """Every pattern of every stage names tensors of the model, and ranks fit them. Raises UsageError."""
     for stage in config.stages:
         if isinstance(stage, EsStage):
-            Selection(stage.include, stage.exclude).select(shapes)
+            how = parameterisation(stage)
+            check_rank(shapes, how.select(shapes), how.rank)
         elif isinstance(stage, GrpoStage) and (lora := lora_settings(stage)) is not None:
             lora.select(shapes)
+
+
+def parameterisation(stage: EsStage) -> Parameterisation:
+    """Which tensors an ES stage perturbs, and how."""
+    selection = Selection(stage.include, stage.exclude)
+    return selection if stage.parameterisation == "full" else LowRank(stage.rank, selection)
 
 
 def lora_settings(stage: GrpoStage) -> LoraSettings | None:
@@ -187,6 +194,7 @@ def host_settings(prepared: Prepared, stage: EsStage | GrpoStage) -> HostSetting
         dtype=config.model.dtype, device=prepared.device,
         members=members_at_once(config, stage, prepared.model.spec.family != "other", prepared.model.parameters),
         slots=config.engine.slots, max_context=longest, packed=config.engine.packed,
+        low_rank=low_rank_at_once(config, stage),
     )  # fmt: skip
 
 
@@ -196,22 +204,39 @@ def members_at_once(config: RunConfig, stage: EsStage | GrpoStage, own_path: boo
     Small models: a batch of them. Larger ones, on the CPU and in this process alone: one for each thread, since threads
     that share a member's rows each read all of its weights.
     """
+    if isinstance(stage, EsStage) and stage.parameterisation == "low_rank":
+        return 1
     kind, workers = config.population.kind, config.population.workers
     own = own_path and config.engine.kind != "generate"
-    evaluations = (
-        stage.members * (2 if stage.estimator == "antithetic" else 1) if isinstance(stage, EsStage) else 1
-    )
     in_place = isinstance(stage, EsStage) and stage.precision == "bf16_inplace"
     if not own or in_place or kind == "serial":
         return 1
     if kind == "batched" or parameters <= BATCHED_PARAMETERS:
-        most = min(config.population.batch, evaluations)
-        return min(most, -(-evaluations // workers)) if workers > 1 else most
+        return _share(config, stage)
     if workers > 1 or parameters > SIDE_BY_SIDE_PARAMETERS or not on_cpu(config.engine.device):
         return 1
-    return min(torch.get_num_threads(), config.population.batch, evaluations)
+    return min(torch.get_num_threads(), _share(config, stage))
 
 
 def on_cpu(device: str) -> bool:
     """Whether `engine.device` means the CPU here."""
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+
+
+def low_rank_at_once(config: RunConfig, stage: EsStage | GrpoStage) -> int:
+    """Low-rank members in a batch over one set of weights; 1 where a stage has none, or runs them serially."""
+    if (
+        not isinstance(stage, EsStage)
+        or stage.parameterisation == "full"
+        or config.population.kind == "serial"
+    ):
+        return 1
+    return _share(config, stage)
+
+
+def _share(config: RunConfig, stage: EsStage | GrpoStage) -> int:
+    """Members of a batch: as many as may be, no more than a process gets."""
+    evaluations = (
+        stage.members * (2 if stage.estimator == "antithetic" else 1) if isinstance(stage, EsStage) else 1
+    )
+    return min(config.population.batch, -(-evaluations // config.population.workers))

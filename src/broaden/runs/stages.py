@@ -16,7 +16,6 @@ from broaden.grpo.trainer import optimizer_for as grpo_optimizer
 from broaden.grpo.trainer import train as grpo_train
 from broaden.models.lora import Lora
 from broaden.models.optimizer import AdamW
-from broaden.perturb import Selection
 from broaden.population import (
     InPlacePopulation,
     LocalPopulation,
@@ -28,7 +27,7 @@ from broaden.population import (
 from broaden.population.base import OnProgress
 from broaden.population.host import build_host
 from broaden.records import Sampling, StepRecord
-from broaden.runs.prepare import Prepared, host_settings, lora_settings
+from broaden.runs.prepare import Prepared, host_settings, lora_settings, parameterisation
 from broaden.runs.traces import trace_source
 from broaden.seeds import stream
 from broaden.sft.trainer import SftSettings, optimizer_for
@@ -45,7 +44,7 @@ def es_settings(stage: EsStage) -> EsSettings:
         sigma_end=stage.sigma_end, sigma_schedule=stage.sigma_schedule, alpha_end=stage.alpha_end,
         alpha_schedule=stage.alpha_schedule, shaping=stage.shaping, estimator=stage.estimator,
         member_in_key=stage.member_in_key, precision=stage.precision, control=stage.control, decay=stage.decay,
-        selection=Selection(stage.include, stage.exclude),
+        selection=parameterisation(stage),
     )  # fmt: skip
 
 
