@@ -40,6 +40,8 @@ BENCHES = (
           "generate:ragged"),
     Bench("population", "bundled model, 32 members × 256 prompts, full rank", "one generate a member", "≥ 4",
           "population:run"),
+    Bench("population-lowrank", "SmolLM2, 32 rank-1 members × 16 prompts in one batch", "full rank, member by member",
+          "≥ 1.5, memory ≤ 1.3 of one model", "population_lowrank:run"),
     Bench("scale", "the same members one by one, dealt to W workers", "ideal", "≥ 0.95 at N/W = 4, ≤ 1 kB a member",
           "population:scale"),
     Bench("es-update", "SmolLM2, N = 8, 16 prompts × 64 tokens, whole update", "the public loop",
@@ -113,6 +115,7 @@ def table(results: Sequence[tuple[Bench, Result]]) -> str:
 REMARKS = {
     "cpu_ratio": "by CPU seconds {:.3g}", "of_ceiling": "{:.2f} of the ceiling", "bits_equal": "bits equal: {}",
     "outside_rollouts": "{:.1%} outside rollouts", "memory_ratio": "memory {:.2f}",
+    "held_ratio": "weights and factors {:.2f}",
     "mapped_ratio": "mapped {:.2f}", "bytes_a_member": "{:.0f} bytes a member",
     "vllm_ratio": "{:.3g} against vLLM", "agreement_ours": "agreement {:.4f}", "agreement_peer": "against {:.4f}",
 }  # fmt: skip

@@ -95,11 +95,18 @@ def engine_for(
     threads: int,
     context: int,
     members: int = 1,
+    slots: int | None = None,
 ) -> TorchEngine:
     """The own engine with the subject's weights in every member."""
     context = min(context, subject.spec.max_positions)
     engine = TorchEngine(
-        subject.spec, eos, members=members, dtype=dtype, threads=threads, max_context=context
+        subject.spec,
+        eos,
+        members=members,
+        dtype=dtype,
+        threads=threads,
+        max_context=context,
+        slots=slots,
     )
     for member in range(members):
         write_center(subject.weights, engine.weights(member))
