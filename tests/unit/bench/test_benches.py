@@ -17,7 +17,7 @@ from broaden.models.spec import ModelSpec
 
 PEERS = {"grpo-update": "trl", "eval": "lm_eval"}
 SAME_WORK = {"generate-256", "es-update-64"}  # quick sizes are those of the bench they repeat
-PROCESSES = {"memory", "scale"}
+PROCESSES = {"memory", "population-lowrank", "scale"}
 
 
 def check(result: Result) -> None:
@@ -51,6 +51,10 @@ def test_a_quick_run(name: str) -> None:
     if name == "scale":
         assert 0 < seen["bytes_a_member"] < 1024
         assert seen["simulated"]["1"] == pytest.approx(1.0)
+    if name == "population-lowrank":
+        assert 1.0 < seen["held_ratio"] < 1.3
+        assert seen["memory_ratio"] > 0
+        assert set(seen["memory_mib"]) == {"low_rank", "model", "serial"}
     if name == "es-update":
         assert 0.0 < seen["outside_rollouts"] < 1.0
     if name == "memory":
