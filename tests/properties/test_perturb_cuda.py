@@ -8,7 +8,6 @@ import torch
 from broaden.perturb import NoiseSpec, apply_update, center_hash, write_member
 
 pytestmark = pytest.mark.gpu
-SPEC = NoiseSpec(3, 1, 0.02, ("a", "b"))
 
 
 def make_center(device):
@@ -17,23 +16,25 @@ def make_center(device):
     return {name: w.to(device) for name, w in center.items()}
 
 
+@pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize("center_device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_members_have_the_cpu_s_bits(dtype, center_device):
+def test_members_have_the_cpu_s_bits(dtype, center_device, rank):
     hashes = []
     for device, center in (("cpu", make_center("cpu")), ("cuda", make_center(center_device))):
         out = {name: torch.empty_like(w, dtype=dtype, device=device) for name, w in center.items()}
-        write_member(center, out, SPEC, 4, -1)
+        write_member(center, out, NoiseSpec(3, 1, 0.02, ("a", "b"), rank), 4, -1)
         hashes.append(center_hash(out))
     assert hashes[0] == hashes[1]
 
 
-def test_updates_have_the_cpu_s_bits():
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_updates_have_the_cpu_s_bits(rank):
     hashes = []
     for device in ("cpu", "cuda"):
         center, anchor = make_center(device), make_center(device)
         for step in range(3):
-            spec = NoiseSpec(3, step, 0.02, ("a", "b"))
+            spec = NoiseSpec(3, step, 0.02, ("a", "b"), rank)
             apply_update(center, spec, [0, 1, 2], [0.3, -1.0, 1 / 3], 0.1, decay=0.05, anchor=anchor)
         hashes.append(center_hash(center))
     assert hashes[0] == hashes[1]

@@ -30,8 +30,8 @@ FACTOR_BITS = 12
 """Factors are multiples of 2**-FACTOR_BITS."""
 PRODUCT_BITS = 29
 """Every product of two factors' integers is below 2**PRODUCT_BITS."""
-CHUNK = 1 << 17
-"""Elements in a piece of work; each draws the factors that it needs."""
+CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 22
+"""Elements in a piece of work, on a CPU (in its cache) and elsewhere; each draws the factors that it needs."""
 
 FactorKeys = tuple[int, int]
 ChangeStats = tuple[float, float, int]
@@ -124,6 +124,11 @@ def sum_for(device: torch.device) -> Sum:
     if device.type == "cpu" and sys.byteorder == "little":
         return sum_numba
     return functools.partial(sum_torch, device=device)
+
+
+def chunk_of(device: torch.device) -> int:
+    """Elements in a piece of work on a device."""
+    return CHUNK if device.type == "cpu" else DEVICE_CHUNK
 
 
 def write(theta: Tensor, out: Tensor, outer: Outer, scale: float, start: int) -> None:

@@ -82,7 +82,9 @@ def _write_factored(
         lowrank.write(theta, target, outer, lowrank.scale_of(spec.sigma * sign, spec.rank), chunk.start)
 
     for device, group in chunks.by_device(out, sorted(names)).items():
-        chunks.run(work, chunks.cut(center, group, lowrank.CHUNK), chunks.threads_for(device, threads))
+        chunks.run(
+            work, chunks.cut(center, group, lowrank.chunk_of(device)), chunks.threads_for(device, threads)
+        )
 
 
 def write_center(center: Weights, out: Weights, without: frozenset[str] = frozenset()) -> None:

@@ -191,7 +191,7 @@ def _update_factored(
 
     parts: list[ChangeStats] = []
     for device, group in chunks.by_device(center, names).items():
-        pieces = chunks.cut(center, group, lowrank.CHUNK)
+        pieces = chunks.cut(center, group, lowrank.chunk_of(device))
         parts += chunks.run(work, pieces, chunks.threads_for(device, threads))
     return parts
 
