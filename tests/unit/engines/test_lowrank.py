@@ -12,7 +12,7 @@ from tests.unit.engines.test_torch_engine import requests
 
 from broaden.engines import TorchEngine, self_test
 from broaden.engines import lowrank as lowrank_module
-from broaden.engines.lowrank import LowRankMembers, SharedProduct, low_rank_slots
+from broaden.engines.lowrank import LowRankMembers, LowRankStacks, SharedProduct, low_rank_slots
 from broaden.engines.lowrank_math import correct, correct_rows
 from broaden.engines.selftest import SPEC, fill
 from broaden.errors import UsageError
@@ -133,7 +133,9 @@ def test_a_step_takes_one_product_a_matrix_whatever_the_members(
 ) -> None:
     world, rows = World(MODELS["tied"]), []
     with world.engine.low_rank(world.center, world.noise(1), MEMBERS[:count]):
-        runner = world.engine._runner(0, count, 0)
+        stacks = LowRankStacks(world.engine.buffers, world.engine._low_rank)  # type: ignore[arg-type]
+        with stacks.lent(0, count) as stack:
+            runner = world.engine._runner(0, count, 0, stack)
         cache = runner.cache(16 * count, 64)
         plain = torch.mm
         monkeypatch.setattr(torch, "mm", lambda x, w, out: (rows.append(len(x)), plain(x, w, out=out))[1])
