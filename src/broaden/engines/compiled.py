@@ -23,7 +23,7 @@ from broaden.engines.runner import ROW_MULTIPLE, Cache, Drawn, Ints, round_up, t
 from broaden.engines.sampling import sample_rows
 from broaden.engines.weights import Buffers
 from broaden.errors import DivergedError
-from broaden.kernels import Array
+from broaden.kernels import Array, host
 from broaden.kernels.attention import TILE, attend, copy_slots, value_width
 from broaden.kernels.rowmath import add_norm, swiglu
 from broaden.models.spec import ModelSpec
@@ -31,12 +31,6 @@ from broaden.records import Sampling
 
 PROMPT_ROWS = 512  # prompt tokens in one pass
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def host(tensor: Tensor) -> Array:
-    """The tensor's memory as an array; bfloat16 as its bits in uint16."""
-    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from broaden.engines.base import Weights
-from broaden.engines.compiled import Layer, Stack, heads_of, host
+from broaden.engines.compiled import Layer, Stack, heads_of
 from broaden.engines.lowrank_math import correct, correct_rows
 from broaden.engines.runner import ROW_MULTIPLE, Ints
 from broaden.engines.weights import Buffers
-from broaden.kernels import Array
+from broaden.kernels import Array, host
 from broaden.models.spec import ModelSpec
 from broaden.perturb import NoiseSpec, lowrank, write_center, write_member
 
