@@ -24,8 +24,8 @@ beartype_packages(
     CHECKED,
     conf=BeartypeConf(
         is_pep484_tower=True,  # an int is a float, as for mypy
-        # Numba compiles them: they must stay as written
-        claw_skip_package_names=("broaden.perturb.kernels",),
+        # Numba and Triton compile them: they must stay as written
+        claw_skip_package_names=("broaden.perturb.kernels", "broaden.perturb.triton_path"),
     ),
 )
 

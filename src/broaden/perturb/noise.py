@@ -6,7 +6,7 @@ Element e of the noise with a 64-bit key k (flat index in C order):
     h          = low half of w_j if e is even else high half of w_j,                j = (e mod 8) // 2
     eps_e      = table[h],   table[i] = Phi^-1((i + 1/2) / 65536) / rms,            float32, unit variance
 
-Only integers and a look-up, so NumPy, Numba, PyTorch on any device and a future Triton kernel give the
+Only integers and a look-up, so NumPy, Numba, PyTorch on any device and Triton (`triton_path`) give the
 same bits, and a slice of a tensor has the slice of its noise. The tails end at 4.325 standard deviations.
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 Not here: weights (`members`, `update`) and fast paths (`kernels`, `torch_path`).
