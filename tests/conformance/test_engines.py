@@ -22,6 +22,7 @@ SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, logprobs=True, entropy=T
 ENGINES = (
     "torch",
     "torch-portable",
+    "torch-device",
     "torch-batched",
     "torch-bfloat16",
     "generate",
@@ -58,7 +59,7 @@ def make(kind: str, folder: Path, members: int) -> Engine:
         made = TorchEngine(
             ModelSpec.from_config(tiny_config()), EOS, members=members, max_context=CONTEXT,
             dtype=torch.bfloat16 if kind == "torch-bfloat16" else torch.float32, batch=3 if "batched" in kind else None,
-            kernels="portable" if kind == "torch-portable" else "auto",
+            kernels="portable" if kind == "torch-portable" else "device" if kind == "torch-device" else "auto",
         )  # fmt: skip
     for member in range(members):
         write(made, member, member)

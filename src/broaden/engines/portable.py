@@ -3,6 +3,9 @@
 Its call shapes are fixed, so that what else is in the batch cannot change a row's bits: rows in multiples of 16 a
 member, cached lengths in multiples of 64 and always masked, the query heads of a key/value head folded into the
 query length and padded to at least 4, prompts in buckets of a multiple of 64; norms, rotation, softmax in float32.
+
+That is enough on a CPU. Libraries for GPUs choose a kernel by the number of rows, so there (`fixed`) every product has
+one shape: FIXED_ROWS rows of one member, and every pass over prompts of a bucket as many of them.
 """
 
 from __future__ import annotations
@@ -25,13 +28,18 @@ from broaden.records import Sampling
 PROMPT_TOKENS = 4096  # padded prompt tokens in one pass
 LOGIT_ROWS = 64  # rows of float32 logits alive at once
 LEAST_QUERIES = 4
+FIXED_ROWS = 256  # rows of every product of a decode step where shapes are fixed
 
 
 class PortableRunner:
-    """`Runner` by tensor operations for a range of members."""
+    """`Runner` by tensor operations for a range of members.
 
-    def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor]) -> None:
-        self.spec, self.buffers = buffers.spec, buffers
+    Args:
+        fixed: one shape for all products, whatever is asked (for GPUs).
+    """
+
+    def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor], *, fixed: bool = False) -> None:
+        self.spec, self.buffers, self.fixed = buffers.spec, buffers, fixed
         self.device = buffers.norm.device
         self.cos, self.sin = tables
 
@@ -58,7 +66,7 @@ class PortableRunner:
             step = max(1, PROMPT_TOKENS // length)
             for start in range(0, len(chosen), step):
                 part = chosen[start : start + step]
-                ids = np.zeros((len(part), length), np.int64)
+                ids = np.zeros((step if self.fixed else len(part), length), np.int64)
                 for row, index in enumerate(part):
                     ids[row, : len(prompts[index])] = prompts[index]
                 self._prompt_pass(
@@ -69,18 +77,30 @@ class PortableRunner:
         """One decode step."""
         length = round_up(int(positions.max()) + 1, CAPACITY_MULTIPLE)
         at = torch.from_numpy(np.maximum(positions, 0)).to(self.device)
+        index = table_index(ids, self.members, self.spec.vocab).to(self.device)
+        return self.decode(index, at, cache, length)
+
+    def decode(self, index: Tensor, at: Tensor, cache: Cache, length: int) -> Tensor:
+        """One decode step that never waits for the device: logits [rows, V].
+
+        Args:
+            index: int64 [rows], row of each token in the stacked embedding (`runner.table_index`).
+            at: int64 [rows], the position of each, below `length`.
+            length: cached positions that are looked at, a multiple of 64.
+        """
         seen = (torch.arange(length, device=self.device) <= at[:, None])[:, None, None, :]
+        mask = seen if not self.fixed else _additive(seen, cache.keys.dtype)
+        rows, places = torch.arange(len(at), device=self.device), len(at)
         cos, sin = self.cos[at][:, None], self.sin[at][:, None]
-        h = self._embed(self.buffers, ids)
-        for index, layer in enumerate(self.buffers.layers):
-            q, k, v = self._qkv(layer, h, cos, sin)
-            rows = torch.arange(len(ids), device=self.device)
-            cache.keys[index][rows, :, at] = k
-            cache.values[index][rows, :, at] = v
-            k, v = cache.keys[index][: len(ids), :, :length], cache.values[index][: len(ids), :, :length]
-            mixed = _fold(q, k, v, seen)
-            h = self._rest(layer, h, mixed)
-        return _product(_norm(h, self.buffers.norm, self.spec.norm_eps), self.buffers.head)
+        h = self.buffers.embedding.reshape(-1, self.spec.hidden)[index]
+        for number, layer in enumerate(self.buffers.layers):
+            q, k, v = self._qkv(layer, h, cos, sin, self.fixed)
+            cache.keys[number][rows, :, at] = k
+            cache.values[number][rows, :, at] = v
+            k, v = cache.keys[number][:places, :, :length], cache.values[number][:places, :, :length]
+            h = self._rest(layer, h, _fold(q, k, v, mask), self.fixed)
+        final = _norm(h, self.buffers.norm, self.spec.norm_eps)
+        return _product(final, self.buffers.head, fixed=self.fixed)
 
     def sample(
         self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints
@@ -116,6 +136,7 @@ class PortableRunner:
     def _prompt_pass(self, member: int, ids: NDArray[np.int64], cache: Cache, slots: Tensor) -> None:
         buffers = self.buffers.members(slice(member, member + 1))
         count, length = ids.shape
+        asked = len(slots)
         cos, sin = (t[:length].repeat(count, 1)[:, None] for t in (self.cos, self.sin))
         h = self._embed(buffers, ids.reshape(-1))
         for index, layer in enumerate(buffers.layers):
@@ -123,8 +144,8 @@ class PortableRunner:
                 x.view(count, length, -1, self.spec.head_dim).transpose(1, 2)
                 for x in self._qkv(layer, h, cos, sin)
             )
-            cache.keys[index][slots, :, :length] = k
-            cache.values[index][slots, :, :length] = v
+            cache.keys[index][slots, :, :length] = k[:asked]
+            cache.values[index][slots, :, :length] = v[:asked]
             if index + 1 < self.spec.layers:
                 grouped = self.spec.heads != self.spec.kv_heads
                 mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
@@ -134,26 +155,39 @@ class PortableRunner:
         index = table_index(ids, buffers.count, self.spec.vocab).to(self.device)
         return buffers.embedding.reshape(-1, self.spec.hidden)[index]
 
-    def _qkv(self, layer: LayerBuffers, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(
+        self, layer: LayerBuffers, h: Tensor, cos: Tensor, sin: Tensor, fixed: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q, k and plain v, [rows, heads, d] each."""
         spec = self.spec
-        x = _product(_norm(h, layer.input_norm, spec.norm_eps), layer.qkv, layer.qkv_bias)
+        x = _product(_norm(h, layer.input_norm, spec.norm_eps), layer.qkv, layer.qkv_bias, fixed)
         q, k, v = x.view(len(h), -1, spec.head_dim).split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
         if spec.qk_norm:
             q, k = _norm(q, layer.q_norm, spec.norm_eps), _norm(k, layer.k_norm, spec.norm_eps)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def _rest(self, layer: LayerBuffers, h: Tensor, mixed: Tensor) -> Tensor:
+    def _rest(self, layer: LayerBuffers, h: Tensor, mixed: Tensor, fixed: bool = False) -> Tensor:
         """Output projection and MLP with their residuals."""
-        h = h + _product(mixed, layer.output, layer.output_bias)
+        h = h + _product(mixed, layer.output, layer.output_bias, fixed)
         x = _norm(h, layer.mlp_norm, self.spec.norm_eps)
-        gate, up = _product(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
-        return h + _product(F.silu(gate.float()).to(up.dtype) * up, layer.down, layer.down_bias)
+        gate, up = _product(x, layer.gate_up, layer.gate_up_bias, fixed).chunk(2, dim=1)
+        return h + _product(F.silu(gate.float()).to(up.dtype) * up, layer.down, layer.down_bias, fixed)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in] by stacked weights [N, out, in] to [rows, out]; rows member-major."""
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed: bool = False) -> Tensor:
+    """x [rows, in] by stacked weights [N, out, in] to [rows, out]; rows member-major.
+
+    `fixed`: member by member in calls of exactly FIXED_ROWS rows (the last one filled up), since a batched product
+    and a product of another number of rows are other kernels.
+    """
     members = weight.shape[0]
+    if fixed:
+        parts = [
+            _linear(part, weight[member], None if bias is None else bias[member])
+            for member, rows in enumerate(x.view(members, -1, x.shape[1]))
+            for part in rows.split(FIXED_ROWS)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
     if members == 1:
         y = F.linear(x, weight[0])[None]
     else:
@@ -161,6 +195,17 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None and bias.numel():
         y = y + bias[:, None]
     return y.reshape(len(x), -1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One product of FIXED_ROWS rows, of which the first len(x) count."""
+    full = x if len(x) == FIXED_ROWS else F.pad(x, (0, 0, 0, FIXED_ROWS - len(x)))
+    return F.linear(full, weight, bias if bias is not None and bias.numel() else None)[: len(x)]
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as numbers, made once a step instead of in every layer."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -103,8 +103,7 @@ def self_test(
 
 def prove(engine: TorchEngine) -> SelfTestReport:
     """Self-test of an engine's shapes, dtype and kernels; the report goes into its `conditions()`."""
-    kernels: Kernels = "compiled" if engine.compiled else "portable"
-    report = self_test(engine.spec, engine.dtype, device=engine.device, kernels=kernels)
+    report = self_test(engine.spec, engine.dtype, device=engine.device, kernels=engine.kernels)
     engine.report = report.to_json()
     return report
 

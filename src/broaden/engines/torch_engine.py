@@ -16,6 +16,8 @@ import torch
 
 from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_requests
 from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces, Stack, Stacks
+from broaden.engines.device_decode import DeviceDecoder
+from broaden.engines.device_schedule import DeviceSchedule
 from broaden.engines.lanes import Job, run_lanes
 from broaden.engines.lowrank import LowRankMembers, LowRankStacks, low_rank_slots
 from broaden.engines.portable import PortableRunner
@@ -28,8 +30,9 @@ from broaden.models.spec import ModelSpec
 from broaden.perturb import NoiseSpec
 from broaden.records import Completion, Request, Sampling
 
-Kernels = Literal["auto", "compiled", "portable"]
+Kernels = Literal["auto", "compiled", "portable", "device"]
 CACHE_BYTES = 2 << 30
+CACHE_SHARE = 4  # a GPU gives a quarter of its memory to keys and values
 PACKED_BYTES = 2 << 30  # of weights; larger models are not held twice
 PACKED_STEPS = 32  # tokens of a completion: packing costs as much as it saves in about ten
 TINY = 1 << 20  # parameters
@@ -46,8 +49,10 @@ class TorchEngine:
         slots: rows a member decodes at once (rounded up to 16); None: by `default_slots`.
         batch: members decoded in one batch; None: by `default_batch`.
         max_context: most tokens of prompt and completion together; None: the model's positions.
-        kernels: "compiled" (CPU), "portable" (any device); "auto" takes the first that can.
-        cache_bytes: most bytes of keys and values at once; fewer slots where they would need more.
+        kernels: "compiled" (CPU), "portable" (any device), "device" (the same in windows of steps that stay on the
+            device, CUDA graphs there); "auto" is compiled where it can be, device on CUDA, else portable.
+        cache_bytes: most bytes of keys and values at once; fewer slots where they would need more. None: 2 GiB, on a
+            GPU a quarter of its memory.
         packed: keep a second copy of bfloat16 weights during a call, in the layout that products read (`packing`);
             None: where `packs` says that it pays. It changes no bit.
         threads: CPU threads; None: torch's. Requests are shared out to as many lanes as have work (`lanes`).
@@ -65,7 +70,7 @@ class TorchEngine:
         batch: int | None = None,
         max_context: int | None = None,
         kernels: Kernels = "auto",
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         packed: bool | None = None,
         threads: int | None = None,
     ) -> None:
@@ -77,10 +82,11 @@ class TorchEngine:
             raise UsageError(f"members must be at least 1, got {members}")
         self.spec, self.dtype, self.device = spec, dtype, torch.device(device)
         self.context = min(spec.max_positions, max_context or spec.max_positions)
-        self.cache_bytes, self.packed = cache_bytes, packed
-        self.slots = round_up(slots or default_slots(spec), ROW_MULTIPLE)
+        self.cache_bytes, self.packed = cache_bytes or default_cache_bytes(self.device), packed
+        self.slots = round_up(slots or default_slots(spec, self.device), ROW_MULTIPLE)
         self.batch = min(members, batch or default_batch(members, self.device))
         self.compiled = _choose(kernels, spec, self.device, dtype)
+        self.kernels = _name(kernels, self.compiled, self.device)
         self.eos = _eos_table(eos_ids, spec.vocab)
         self.buffers = Buffers.allocate(spec, members, dtype, self.device)
         self.report: dict[str, Any] | None = None  # of the self-test, once it was run
@@ -88,6 +94,7 @@ class TorchEngine:
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
         self._spaces: dict[int, Spaces] = {}
         self._low_rank: LowRankMembers | None = None
+        self._decoders: dict[tuple[int, int], DeviceDecoder] = {}
 
     @property
     def members(self) -> int:
@@ -185,9 +192,14 @@ class TorchEngine:
 
         def job(report: OnProgress, stop: threading.Event) -> None:
             slots = self._slots(queues, sampling.max_new_tokens, lanes)
+            schedule: Schedule | DeviceSchedule
             with stacks.lent(start, len(queues)) if self.compiled else nullcontext() as stack:
-                runner = self._runner(start, len(queues), lane, stack)
-                schedule = Schedule(runner, queues, sampling, self.eos, slots)
+                if self.kernels == "device":
+                    decoder = self._decoder(start, len(queues))
+                    schedule = DeviceSchedule(decoder, queues, sampling, self.eos, slots)
+                else:
+                    runner = self._runner(start, len(queues), lane, stack)
+                    schedule = Schedule(runner, queues, sampling, self.eos, slots)
                 schedule.run(report, stop)
             for member, queue in enumerate(queues):
                 for request, completion in zip(
@@ -202,7 +214,7 @@ class TorchEngine:
         return {
             "engine": "torch",
             "numerics": NUMERICS_VERSION,
-            "kernels": "compiled" if self.compiled else "portable",
+            "kernels": self.kernels,
             "torch": torch.__version__,
             "isa": torch.backends.cpu.get_cpu_capability(),
             "threads": self.threads,
@@ -219,7 +231,20 @@ class TorchEngine:
         buffers = self.buffers.members(some)
         if self.compiled:
             return CompiledRunner(buffers, self._rope(), self._spaces.setdefault(lane, Spaces()), stack)
-        return PortableRunner(buffers, self._rope())
+        return self._portable(start, members)
+
+    def _decoder(self, start: int, members: int) -> DeviceDecoder:
+        """The decoder of some members; one is kept, as its cache is large. On a GPU there is one lane."""
+        if self.device.type != "cuda":
+            return DeviceDecoder(self._portable(start, members))
+        if (start, members) not in self._decoders:
+            self._decoders = {(start, members): DeviceDecoder(self._portable(start, members))}
+        return self._decoders[start, members]
+
+    def _portable(self, start: int, members: int) -> PortableRunner:
+        """Fixed shapes on a GPU, where libraries choose kernels by the number of rows."""
+        buffers = self.buffers.members(slice(start, start + members))
+        return PortableRunner(buffers, self._rope(), fixed=self.device.type == "cuda")
 
     def _rope(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._tables is None:
@@ -248,13 +273,21 @@ def packs(spec: ModelSpec, dtype: torch.dtype, batch: int, new: int) -> bool:
     return dtype == torch.bfloat16 and batch == 1 and fits and new >= PACKED_STEPS
 
 
-def default_slots(spec: ModelSpec) -> int:
-    """Rows a member decodes at once: 64 where a member's weights stay in a core's cache, 256 beyond.
+def default_slots(spec: ModelSpec, device: torch.device | None = None) -> int:
+    """Rows a member decodes at once: 64 where a member's weights stay in a core's cache, 256 beyond and on a GPU.
 
     Measured: a tiny model's activations and keys must not push its weights out; a larger one reads its weights from
     memory every step and wants many rows for it.
     """
-    return 64 if spec.parameters <= TINY else 256
+    on_cpu = device is None or device.type == "cpu"
+    return 64 if on_cpu and spec.parameters <= TINY else 256
+
+
+def default_cache_bytes(device: torch.device) -> int:
+    """Most bytes of keys and values at once."""
+    if device.type != "cuda":
+        return CACHE_BYTES
+    return int(torch.cuda.get_device_properties(device).total_memory) // CACHE_SHARE
 
 
 def default_batch(members: int, device: torch.device) -> int:
@@ -269,7 +302,14 @@ def _choose(kernels: Kernels, spec: ModelSpec, device: torch.device, dtype: torc
             f"the compiled kernels run on the cpu in float32 or bfloat16; not on {device} in {dtype}",
             "leave kernels at auto",
         )
-    return can and kernels != "portable"
+    return can and kernels not in ("portable", "device")
+
+
+def _name(kernels: Kernels, compiled: bool, device: torch.device) -> Kernels:
+    """What "auto" came to."""
+    if kernels != "auto":
+        return kernels
+    return "compiled" if compiled else "device" if device.type == "cuda" else "portable"
 
 
 def _eos_table(eos_ids: Collection[int], vocab: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

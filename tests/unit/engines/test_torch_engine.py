@@ -21,7 +21,7 @@ from broaden.models.spec import ModelSpec
 from broaden.records import Completion, Request, Sampling
 from broaden.seeds import numpy_generator, stream
 
-KERNELS: tuple[Kernels, ...] = ("compiled", "portable")
+KERNELS: tuple[Kernels, ...] = ("compiled", "portable", "device")
 FULL = Sampling(temperature=1.0, max_new_tokens=14, logprobs=True, entropy=True)
 
 
@@ -180,7 +180,7 @@ def test_long_prompts_in_pieces_change_no_bit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_two_kernels_agree_up_to_rounding() -> None:
     asked = requests(32)
-    a, b = (engine(kernels=k).generate([asked], FULL)[0] for k in KERNELS)
+    a, b = (engine(kernels=k).generate([asked], FULL)[0] for k in KERNELS[:2])
     assert [x.token_ids for x in a] == [x.token_ids for x in b]
     np.testing.assert_allclose(_joined(a), _joined(b), rtol=1e-4, atol=1e-5)
 
