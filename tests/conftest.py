@@ -62,9 +62,9 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped with a reason where there is no CUDA device."""
+    """Tests marked `gpu` are skipped with a reason where there is no CUDA device (see tests/helpers/gpu.py)."""
     wants_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not wants_gpu:
+    if not wants_gpu or os.environ.get("BROADEN_GPU_REHEARSAL") == "1":
         return
     import torch
 

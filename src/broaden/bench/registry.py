@@ -55,6 +55,12 @@ BENCHES = (
           "memory:run"),
     Bench("score", "5,276 judged GSM8K solutions and MATH-500 golds", "math-verify", "≥ 5 at equal agreement",
           "score:run"),
+    Bench("gpu-noise", "Qwen2.5-1.5B's shapes on a GPU: members written, N = 8 update", "torch normal_ + add",
+          "≥ 2, bits equal to the CPU's", "gpu:noise"),
+    Bench("gpu-generate", "the same, 256 prompts × 256 forced tokens, bf16", "transformers generate",
+          "≥ 10, ≥ 0.6 of the roofline", "gpu:generate"),
+    Bench("gpu-population", "the same, 8 full-rank members × 64 prompts × 128 tokens", "one generate a member",
+          "≥ 10, ≥ 0.6 of the roofline", "gpu:population"),
 )  # fmt: skip
 
 
@@ -113,7 +119,8 @@ def table(results: Sequence[tuple[Bench, Result]]) -> str:
 
 
 REMARKS = {
-    "cpu_ratio": "by CPU seconds {:.3g}", "of_ceiling": "{:.2f} of the ceiling", "bits_equal": "bits equal: {}",
+    "cpu_ratio": "by CPU seconds {:.3g}", "of_ceiling": "{:.2f} of the ceiling",
+    "of_roofline": "{:.2f} of the roofline", "bits_equal": "bits equal: {}",
     "outside_rollouts": "{:.1%} outside rollouts", "memory_ratio": "memory {:.2f}",
     "held_ratio": "weights and factors {:.2f}",
     "mapped_ratio": "mapped {:.2f}", "bytes_a_member": "{:.0f} bytes a member",

@@ -121,21 +121,26 @@ class Peer:
     unequal length are padded on the left. A static cache with compilation was slower to start than a whole bench.
     """
 
-    def __init__(self, subject: Subject, dtype: torch.dtype, eos: Collection[int]) -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+    def __init__(
+        self,
+        subject: Subject,
+        dtype: torch.dtype,
+        eos: Collection[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-        s = subject.spec
-        if s.family != "llama" or s.rope_scaling is not None:
-            raise Unavailable(f"the peer is written for plain llama models, not {s.family}")
-        config = LlamaConfig(
-            vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.ffn, num_hidden_layers=s.layers,
+        s, self.device = subject.spec, torch.device(device)
+        if s.family not in ("llama", "qwen2") or s.rope_scaling is not None:
+            raise Unavailable(f"the peer is written for plain llama and qwen2 models, not {s.family}")
+        config = AutoConfig.for_model(
+            s.family, vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.ffn, num_hidden_layers=s.layers,
             num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
             max_position_embeddings=s.max_positions, rms_norm_eps=s.norm_eps, tie_word_embeddings=s.tied,
             rope_parameters={"rope_theta": s.rope_theta, "rope_type": "default"},
         )  # fmt: skip
-        self.model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        ).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        self.model: Any = model.to(self.device).eval()
         self.model.generation_config = GenerationConfig()
         self.eos, self.pad = sorted(eos), subject.tokenizer.pad_id
         self.load(subject.weights)
@@ -165,7 +170,9 @@ class Peer:
             eos_token_id=self.eos or None, pad_token_id=self.pad,
         )  # fmt: skip
         with torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=mask, generation_config=config)
+            out = self.model.generate(
+                ids.to(self.device), attention_mask=mask.to(self.device), generation_config=config
+            )
         return [cut(row, self.eos) for row in out[:, width:].tolist()]
 
     @property

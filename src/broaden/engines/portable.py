@@ -41,7 +41,9 @@ class PortableRunner:
     def __init__(self, buffers: Buffers, tables: tuple[Tensor, Tensor], *, fixed: bool = False) -> None:
         self.spec, self.buffers, self.fixed = buffers.spec, buffers, fixed
         self.device = buffers.norm.device
-        self.cos, self.sin = tables
+        # prompts are padded to a bucket, which may end beyond a short context
+        beyond = -len(tables[0]) % CAPACITY_MULTIPLE
+        self.cos, self.sin = (F.pad(t, (0, 0, 0, beyond)) if beyond else t for t in tables)
 
     @property
     def members(self) -> int:

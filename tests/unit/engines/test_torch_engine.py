@@ -243,6 +243,14 @@ def test_context_refusals_name_the_request() -> None:
     assert engine(max_context=10_000).context == SPEC.max_positions
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_context_shorter_than_a_bucket(kernels: Kernels) -> None:
+    """It holds just the prompts and their completions, as runs set it."""
+    asked = requests(20, longest=15)
+    short = engine(kernels=kernels, max_context=28).generate([asked], FULL)
+    assert short == engine(kernels=kernels).generate([asked], FULL)
+
+
 def test_few_cache_bytes_mean_fewer_slots() -> None:
     asked = requests(40)
     tight, roomy = engine(cache_bytes=1), engine()
