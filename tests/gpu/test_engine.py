@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from tests.helpers.gpu import DEVICE
+from tests.helpers.gpu import DEVICE, rehearsal
 from tests.unit.engines.test_torch_engine import FULL, engine, requests
 
 from broaden.engines import self_test
 from broaden.engines.device_decode import DeviceDecoder
 from broaden.engines.device_sampling import draw
 from broaden.engines.device_schedule import DeviceSchedule
+from broaden.engines.fused import TENSOR, FusedArithmetic, agree, arithmetic_for
 from broaden.engines.graphs import GraphSteps, PlainSteps, Steps, steps_for
 from broaden.engines.portable import PortableRunner
 from broaden.engines.scheduler import Queue
@@ -97,6 +100,32 @@ def test_graphs_change_no_bit_over_calls_and_weights(dtype: torch.dtype) -> None
         assert answers[0] == answers[1]
         assert _tokens(answers[0]) > 500
     assert recorded(graphs) == (DEVICE.type == "cuda")
+
+
+def test_triton_s_decode_kernels_are_used_and_agree() -> None:
+    if rehearsal() and DEVICE.type == "cpu":
+        pytest.skip("Triton's kernels run on a GPU; tests/unit/engines/test_triton_decode.py interprets them")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fused = arithmetic_for(DEVICE)
+    assert isinstance(fused, FusedArithmetic)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert agree(fused, DEVICE, dtype)
+    assert agree(fused, DEVICE, torch.bfloat16, dataclasses.replace(QWEN, layers=2))
+
+
+def test_tensor_operations_in_graphs_give_the_same_tokens() -> None:
+    """The path of a machine without triton, in float32."""
+    made = engine(device=DEVICE, kernels="device")
+    decoder = DeviceDecoder(PortableRunner(made.buffers, made._rope(), fixed=True), None, TENSOR)
+    asked = requests(40)
+    queue = Queue.of(asked)
+    schedule = DeviceSchedule(decoder, [queue], FULL, made.eos, 64)
+    with torch.inference_mode():
+        schedule.run(lambda completions, tokens: None, threading.Event())
+    found, expected = schedule.results.completions(0), made.generate([asked], FULL)[0]
+    same = sum(found[place].token_ids == expected[i].token_ids for place, i in enumerate(queue.order))
+    assert same >= 38
 
 
 def recorded(steps: Steps) -> bool:

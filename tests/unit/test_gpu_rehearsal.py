@@ -1,4 +1,4 @@
-"""The tests marked `gpu` pass on the CPU, so that they do not rot where there is no GPU (they then prove nothing more)."""
+"""The tests marked `gpu` pass on the CPU, so that they do not rot where there is no GPU; it proves nothing more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
     torch.cuda.is_available(), reason="there is a CUDA device: pytest -m gpu is the real thing"
 )
 def test_a_rehearsal_on_the_cpu() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "gpu",
+        "tests/gpu",
+        "-k",
+        "not real_model",
+    ]
     done = subprocess.run(
         command,
         cwd=ROOT,

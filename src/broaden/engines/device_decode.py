@@ -4,7 +4,7 @@ A step feeds every row its last token, draws the next from the host's uniform nu
 knows nothing of ends: the host looks at a window's tokens and drops what follows a row's last one, so a row that has
 ended costs at most the rest of its window, and a free row runs along on position 0 .. WINDOW - 1 of its own slot. All
 inputs and results of a step are tensors that stay where they are, so it can be recorded (`graphs`). Not here: which
-request sits in which row (`device_schedule`), the arithmetic (`portable`).
+request sits in which row (`device_schedule`), the arithmetic (`portable`, `fused`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broaden.engines.device_sampling import draw
+from broaden.engines.fused import Arithmetic, arithmetic_for
 from broaden.engines.graphs import Steps, steps_for
 from broaden.engines.portable import PortableRunner
 from broaden.engines.runner import CAPACITY_MULTIPLE, Cache, Floats, Ints, round_up
@@ -64,9 +64,12 @@ class State:
 class DeviceDecoder:
     """Windows of decode steps for a range of members; keeps its cache, its state and its recordings between calls."""
 
-    def __init__(self, runner: PortableRunner, steps: Steps | None = None) -> None:
+    def __init__(
+        self, runner: PortableRunner, steps: Steps | None = None, arithmetic: Arithmetic | None = None
+    ) -> None:
         self.runner, self.device = runner, runner.device
         self.steps = steps_for(runner.device) if steps is None else steps
+        self.arithmetic = arithmetic_for(runner.device) if arithmetic is None else arithmetic
         self.cache = Cache(*(torch.zeros(1, 0, 1, 0, 1, device=self.device) for _ in range(2)))
         self.state = State.allocate(0, self.device)
 
@@ -102,7 +105,9 @@ class DeviceDecoder:
             there[:rows].copy_(torch.from_numpy(here))
         state.uniforms[:, :rows].copy_(torch.from_numpy(uniforms))
         state.step.zero_()
-        length = bucket(int(positions.max()) + WINDOW, self.cache.keys.shape[3])
+        length = self.cache.keys.shape[3]
+        if not self.arithmetic.exact_lengths:
+            length = bucket(int(positions.max()) + WINDOW, length)
         name = (rows, length, sampling.temperature, sampling.logprobs, sampling.entropy)
         step = partial(self._step, rows, length, sampling)
         for _ in range(WINDOW):
@@ -117,8 +122,8 @@ class DeviceDecoder:
         # a row that ended on the last position there is runs on: it must not leave the tables
         at = positions.clamp(max=min(length, len(self.runner.cos)) - 1)
         index = (ids.view(self.members, -1) + self._first_rows(spec.vocab)).view(-1)
-        drawn = draw(
-            self.runner.decode(index, at, self.cache, length),
+        drawn = self.arithmetic.draw(
+            self.arithmetic.decode(self.runner, index, at, self.cache, length),
             state.uniforms[:, :rows].index_select(0, state.step).squeeze(0),
             sampling,
         )

@@ -102,7 +102,7 @@ class PortableRunner:
             k, v = cache.keys[number][:places, :, :length], cache.values[number][:places, :, :length]
             h = self._rest(layer, h, _fold(q, k, v, mask), self.fixed)
         final = _norm(h, self.buffers.norm, self.spec.norm_eps)
-        return _product(final, self.buffers.head, fixed=self.fixed)
+        return product(final, self.buffers.head, fixed=self.fixed)
 
     def sample(
         self, logits: Tensor, rows: Ints, sampling: Sampling, keys: NDArray[np.uint64], counts: Ints
@@ -162,7 +162,7 @@ class PortableRunner:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q, k and plain v, [rows, heads, d] each."""
         spec = self.spec
-        x = _product(_norm(h, layer.input_norm, spec.norm_eps), layer.qkv, layer.qkv_bias, fixed)
+        x = product(_norm(h, layer.input_norm, spec.norm_eps), layer.qkv, layer.qkv_bias, fixed)
         q, k, v = x.view(len(h), -1, spec.head_dim).split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
         if spec.qk_norm:
             q, k = _norm(q, layer.q_norm, spec.norm_eps), _norm(k, layer.k_norm, spec.norm_eps)
@@ -170,13 +170,13 @@ class PortableRunner:
 
     def _rest(self, layer: LayerBuffers, h: Tensor, mixed: Tensor, fixed: bool = False) -> Tensor:
         """Output projection and MLP with their residuals."""
-        h = h + _product(mixed, layer.output, layer.output_bias, fixed)
+        h = h + product(mixed, layer.output, layer.output_bias, fixed)
         x = _norm(h, layer.mlp_norm, self.spec.norm_eps)
-        gate, up = _product(x, layer.gate_up, layer.gate_up_bias, fixed).chunk(2, dim=1)
-        return h + _product(F.silu(gate.float()).to(up.dtype) * up, layer.down, layer.down_bias, fixed)
+        gate, up = product(x, layer.gate_up, layer.gate_up_bias, fixed).chunk(2, dim=1)
+        return h + product(F.silu(gate.float()).to(up.dtype) * up, layer.down, layer.down_bias, fixed)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed: bool = False) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, fixed: bool = False) -> Tensor:
     """x [rows, in] by stacked weights [N, out, in] to [rows, out]; rows member-major.
 
     `fixed`: member by member in calls of exactly FIXED_ROWS rows (the last one filled up), since a batched product

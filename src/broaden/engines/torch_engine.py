@@ -18,6 +18,7 @@ from broaden.engines.base import NUMERICS_VERSION, OnProgress, Weights, check_re
 from broaden.engines.compiled import DTYPES, CompiledRunner, Spaces, Stack, Stacks
 from broaden.engines.device_decode import DeviceDecoder
 from broaden.engines.device_schedule import DeviceSchedule
+from broaden.engines.fused import arithmetic_for
 from broaden.engines.lanes import Job, run_lanes
 from broaden.engines.lowrank import LowRankMembers, LowRankStacks, low_rank_slots
 from broaden.engines.portable import PortableRunner
@@ -215,6 +216,7 @@ class TorchEngine:
             "engine": "torch",
             "numerics": NUMERICS_VERSION,
             "kernels": self.kernels,
+            "fused": self.kernels == "device" and arithmetic_for(self.device).exact_lengths,
             "torch": torch.__version__,
             "isa": torch.backends.cpu.get_cpu_capability(),
             "threads": self.threads,

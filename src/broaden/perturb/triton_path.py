@@ -201,7 +201,9 @@ def checksum(bits: Tensor, start: int) -> int:
     sums = torch.empty(programs, dtype=torch.int64, device=bits.device)
     low, high = _words(start)
     mask = (1 << (8 * bits.element_size())) - 1
-    _checksum[(programs,)](bits, sums, low, high, count, MASK=mask, SIZE=8 * BLOCKS, num_warps=WARPS)
+    _checksum[(programs,)](
+        bits, sums, low, high, count, MASK=mask, SIZE=8 * BLOCKS, num_warps=WARPS, enable_fp_fusion=False
+    )
     return int(sums.sum()) & ((1 << 64) - 1)
 
 
