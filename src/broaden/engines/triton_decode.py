@@ -156,7 +156,7 @@ def _choose(
     logits, tops, first, hot, plain, moment, bad, uniforms, tokens, logprobs, entropies, faults, inverse, vocab, count,
     GREEDY: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of one row: the block that holds the token, the token, its log-probability, the entropy (from the blocks' sums)."""
+    """Of one row, from its blocks' sums: token, log-probability, entropy, how many logits are not finite."""
     row, b = tl.program_id(0), tl.arange(0, BLOCKS)
     inside, at = b < count, row * count + b
     peaks = tl.load(tops + at, mask=inside, other=float("-inf"))
