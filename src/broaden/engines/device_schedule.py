@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
 from broaden.engines.device_decode import WINDOW, DeviceDecoder, require_finite
-from broaden.engines.jit import strict
 from broaden.engines.runner import ROW_MULTIPLE, Floats, Ints, Runner
 from broaden.engines.sampling import uniforms
 from broaden.engines.scheduler import Queue, Results
+from broaden.kernels import strict
 from broaden.records import Sampling
 
 
