@@ -102,6 +102,32 @@ def test_graphs_change_no_bit_over_calls_and_weights(dtype: torch.dtype) -> None
     assert recorded(graphs) == (DEVICE.type == "cuda")
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a rehearsal has no graphs")
+def test_graphs_are_forgotten_recorded_again_and_done_without() -> None:
+    """A step that waits for the device cannot be recorded: said once, and its plain calls still count."""
+    steps = GraphSteps(DEVICE)
+    total = torch.zeros(1, device=DEVICE)
+    for _ in range(2):
+        for _ in range(3):
+            steps.run("add", lambda: total.add_(1))
+        assert steps.recorded == 1
+        steps.forget()
+        assert steps.recorded == 0
+    assert float(total) == 6.0
+
+    def waits() -> None:
+        total.add_(float(total))
+
+    with pytest.warns(UserWarning, match="could not be recorded"):
+        steps.run("waits", waits)
+    assert float(total) == 12.0
+    steps.run("waits", waits)
+    assert (float(total), steps.recorded) == (24.0, 0)
+    steps.run("add", lambda: total.add_(1))
+    steps.run("add", lambda: total.add_(1))
+    assert (float(total), steps.recorded) == (26.0, 1)
+
+
 def test_triton_s_decode_kernels_are_used_and_agree() -> None:
     if rehearsal() and DEVICE.type == "cpu":
         pytest.skip("Triton's kernels run on a GPU; tests/unit/engines/test_triton_decode.py interprets them")

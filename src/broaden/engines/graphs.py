@@ -71,8 +71,9 @@ class GraphSteps:
             self._first(name, step)
 
     def forget(self) -> None:
-        """See `Steps.forget`."""
+        """See `Steps.forget`. A pool that no graph holds any more cannot be recorded into again."""
         self.graphs.clear()
+        self.pool = torch.cuda.graph_pool_handle()
 
     def _first(self, name: Hashable, step: Step) -> None:
         """Call on the stream that records (libraries set themselves up for it), then record without running."""
@@ -86,6 +87,8 @@ class GraphSteps:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
+            torch.cuda.set_stream(current)  # a recording that breaks off may leave its own stream in place
+            self.pool = torch.cuda.graph_pool_handle()
             warnings.warn(f"a decode step could not be recorded as a CUDA graph: {error}", stacklevel=2)
             self.graphs[name] = None
         else:
