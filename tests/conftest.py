@@ -25,7 +25,11 @@ beartype_packages(
     conf=BeartypeConf(
         is_pep484_tower=True,  # an int is a float, as for mypy
         # Numba and Triton compile them: they must stay as written
-        claw_skip_package_names=("broaden.perturb.kernels", "broaden.perturb.triton_path"),
+        claw_skip_package_names=(
+            "broaden.perturb.kernels",
+            "broaden.perturb.lowrank_kernels",
+            "broaden.perturb.triton_path",
+        ),
     ),
 )
 
