@@ -66,13 +66,13 @@ def draws() -> None:
         seen = fused.draw(bad, torch.full((4,), 0.999, dtype=torch.float64), Sampling(1.0, 1))
         assert seen.finite.tolist() == [True, False, True, True], value
         assert bool((seen.tokens < 2500).all())
-    two = torch.full((300, 1100), -200.0)
+    two = torch.full((100, 1100), -200.0)
     two[:, [3, 1090]] = 0.0
-    u = torch.from_numpy(random.random(300))
+    u = torch.from_numpy(random.random(100))
     assert set(fused.draw(two, u, Sampling(1.0, 1)).tokens.tolist()) == {3, 1090}
     for vocab in (5, 1024, 2100):
-        logits = torch.from_numpy((random.standard_normal((64, vocab)) * 3).astype(np.float32))
-        u = torch.from_numpy(random.random(64))
+        logits = torch.from_numpy((random.standard_normal((24, vocab)) * 3).astype(np.float32))
+        u = torch.from_numpy(random.random(24))
         for temperature in (0.0, 0.6, 1.0):
             sampling = Sampling(temperature, 1, logprobs=True, entropy=True)
             ours, theirs = fused.draw(logits, u, sampling), draw(logits, u, sampling)
