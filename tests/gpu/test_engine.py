@@ -128,6 +128,12 @@ def test_graphs_are_forgotten_recorded_again_and_done_without() -> None:
     assert (float(total), steps.recorded) == (26.0, 1)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device or none")
+def test_another_device_than_the_current_one() -> None:
+    answers = engine(device="cuda:1", kernels="device").generate([requests(20)], FULL)
+    assert answers == engine(device="cuda:0", kernels="device").generate([requests(20)], FULL)
+
+
 def test_triton_s_decode_kernels_are_used_and_agree() -> None:
     if rehearsal() and DEVICE.type == "cpu":
         pytest.skip("Triton's kernels run on a GPU; tests/unit/engines/test_triton_decode.py interprets them")

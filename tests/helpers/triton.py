@@ -22,7 +22,7 @@ def child(module: str) -> str:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", module], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
-        capture_output=True, timeout=280,
+        capture_output=True, timeout=850,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

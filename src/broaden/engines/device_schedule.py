@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
 from broaden.engines.device_decode import WINDOW, DeviceDecoder, require_finite
+from broaden.engines.graphs import on
 from broaden.engines.runner import ROW_MULTIPLE, Floats, Ints, Runner
 from broaden.engines.sampling import uniforms
 from broaden.engines.scheduler import Queue, Results
@@ -55,14 +56,15 @@ class DeviceSchedule:
     def run(self, report: OnProgress, stop: threading.Event) -> None:
         """Generate everything, reporting (completions, tokens) so far; `stop` ends it early."""
         finished = tokens = 0
-        while not stop.is_set():
-            self._seat()
-            if not (self.entry >= 0).any():
-                return
-            self._compact()
-            done, new = self._window()
-            finished, tokens = finished + done, tokens + new
-            report(finished, tokens)
+        with on(self.decoder.device):
+            while not stop.is_set():
+                self._seat()
+                if not (self.entry >= 0).any():
+                    return
+                self._compact()
+                done, new = self._window()
+                finished, tokens = finished + done, tokens + new
+                report(finished, tokens)
 
     def _free(self, rows: int) -> None:
         """`rows` rows with nothing in them: entry -1, id and position 0."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -93,6 +94,11 @@ class GraphSteps:
             self.graphs[name] = None
         else:
             self.graphs[name] = graph
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """The device as the current one: Triton launches there, whatever its tensors lie on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def steps_for(device: torch.device) -> Steps:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
@@ -153,10 +154,11 @@ def write(theta: Tensor, out: Tensor, table: Tensor, key: int, start: int) -> No
     target = out.view(torch.uint16) if rounds else out
     low, high = _words(first)
     k0, k1 = _words(key)
-    _write[(_programs(skip + count),)](
-        theta, target, table, low, high, skip, count, k0, k1, ROUND=rounds, BLOCKS=BLOCKS,
-        num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+    with _on(theta.device):
+        _write[(_programs(skip + count),)](
+            theta, target, table, low, high, skip, count, k0, k1, ROUND=rounds, BLOCKS=BLOCKS,
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
 
 
 def update(
@@ -184,10 +186,11 @@ def update(
     scalars = torch.tensor([factor, decay], dtype=torch.float64).to(device, non_blocking=True)
     low, high = _words(first)
     n = len(coefficients)
-    _update[(programs,)](
-        theta, anchor, half_table(device), members[:n], members[n:], scalars, squares, largest, changed,
-        low, high, skip, count, n, DECAY=decay != 0.0, BLOCKS=BLOCKS, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+    with _on(device):
+        _update[(programs,)](
+            theta, anchor, half_table(device), members[:n], members[n:], scalars, squares, largest, changed,
+            low, high, skip, count, n, DECAY=decay != 0.0, BLOCKS=BLOCKS, num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
     found = torch.stack([squares.sum(), largest.amax(), changed.sum().to(torch.float64)]).tolist()
     return found[0], found[1], int(found[2])
 
@@ -201,10 +204,16 @@ def checksum(bits: Tensor, start: int) -> int:
     sums = torch.empty(programs, dtype=torch.int64, device=bits.device)
     low, high = _words(start)
     mask = (1 << (8 * bits.element_size())) - 1
-    _checksum[(programs,)](
-        bits, sums, low, high, count, MASK=mask, SIZE=8 * BLOCKS, num_warps=WARPS, enable_fp_fusion=False
-    )
+    with _on(bits.device):
+        _checksum[(programs,)](
+            bits, sums, low, high, count, MASK=mask, SIZE=8 * BLOCKS, num_warps=WARPS, enable_fp_fusion=False
+        )
     return int(sums.sum()) & ((1 << 64) - 1)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever its tensors lie on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _programs(elements: int) -> int:

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 
 
 @needs_triton
+@pytest.mark.timeout(900)
 def test_the_interpreter_has_numpy_s_bits() -> None:
     found = re.search(r"(\d+) comparisons", child("tests.helpers.triton_bits"))
     assert found is not None
@@ -29,6 +30,7 @@ def test_the_interpreter_has_numpy_s_bits() -> None:
 
 
 @needs_triton
+@pytest.mark.timeout(900)
 def test_the_compiler_fuses_flushes_and_spills_nothing() -> None:
     said = json.loads(child("tests.helpers.triton_ptx"))
     assert len(said["kernels"]) == 22
