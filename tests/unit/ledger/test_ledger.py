@@ -103,6 +103,9 @@ def test_memory_of_es_has_no_optimiser() -> None:
     assert plan.phases["rollout"]["logits"] == 2 * 4 * 6 * 100
     rollout = sum(plan.phases["rollout"].values())
     assert plan.peak == 70_000 + max(rollout, 8 * 1600)
+    assert "packed weights" not in plan.phases["rollout"]
+    packed = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16", packed=2)
+    assert packed.phases["rollout"] == {**plan.phases["rollout"], "packed weights": 20_000}
     two = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16", workers=2)
     assert two.phases["rollout"]["KV cache"] == 2 * 6 * 64 * 64
     assert two.always["working copies (2 x 3)"] == 60_000

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.helpers.nano import es_config, fresh_model
 
-from broaden.config import RunConfig, build_config
+from broaden.config import EsStage, RunConfig, build_config
 from broaden.errors import ModelError, UsageError
 from broaden.runs.plan import Assumed, RunPlan, plan
+from broaden.runs.prepare import members_at_once
 
 QWEN, P = "Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304
 
@@ -125,3 +126,60 @@ def test_mistakes_are_found_without_the_model() -> None:
         plan(far(es, task={"name": "gsm8k", "options": {"x": 1}}))
     with pytest.raises(ModelError, match="its shapes are not known"):
         plan(far(es, model={"source": "nobody/nothing"}))
+
+
+@pytest.mark.parametrize(
+    ("population", "engine", "precision", "parameters", "expected"),
+    [
+        ({}, {}, "fp32_master", 5_000_000, 3),
+        ({}, {}, "fp32_master", 4_000_000, 10),
+        ({"batch": 2}, {}, "fp32_master", 5_000_000, 2),
+        ({"kind": "batched"}, {}, "fp32_master", 5_000_000, 10),
+        ({"kind": "serial"}, {}, "fp32_master", 5_000_000, 1),
+        ({"workers": 2}, {}, "fp32_master", 5_000_000, 1),
+        ({"workers": 4}, {}, "fp32_master", 4_000_000, 3),
+        ({}, {"kind": "generate"}, "fp32_master", 5_000_000, 1),
+        ({}, {"device": "cuda"}, "fp32_master", 5_000_000, 1),
+        ({}, {}, "bf16_inplace", 5_000_000, 1),
+        ({}, {}, "fp32_master", 2_000_000_000, 1),
+    ],
+)
+def test_members_at_once(
+    monkeypatch: pytest.MonkeyPatch, population: dict[str, Any], engine: dict[str, Any], precision: str,
+    parameters: int, expected: int,
+) -> None:  # fmt: skip
+    """Ten members and three threads: a batch of small models, a larger one for each thread, else one by one."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    model = {"source": QWEN, "dtype": "bfloat16" if precision == "bf16_inplace" else "float32"}
+    config = build_config({
+        "model": model, "task": {"name": "gsm8k"}, "population": population, "engine": engine,
+        "stages": [{"algo": "es", "members": 10, "precision": precision}],
+    })  # fmt: skip
+    stage = config.stages[0]
+    assert isinstance(stage, EsStage)
+    assert members_at_once(config, stage, True, parameters) == expected
+    assert members_at_once(config, stage, False, parameters) == 1
+
+
+def test_packed_weights_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    es = {"algo": "es", "members": 4, "max_new_tokens": 32}
+    grpo = {"algo": "grpo", "max_new_tokens": 32}
+    half = {"source": QWEN, "dtype": "bfloat16"}
+
+    def copies(*stages: dict[str, Any], **more: Any) -> list[float]:
+        found = plan(far(*stages, **{"model": half, **more}))
+        rollouts = [stage.memory.phases["rollout"] for stage in found.stages if stage.memory is not None]
+        return [rollout.get("packed weights", 0) / (2 * P) for rollout in rollouts]
+
+    assert copies(es, grpo) == [0, 0]  # 3 GB
+    monkeypatch.setattr("broaden.engines.torch_engine.PACKED_BYTES", 4 << 30)
+    assert copies(es, grpo) == [1, 1]
+    assert copies(es, population={"kind": "batched"}) == [2]
+    assert copies(es, population={"workers": 3}) == [3]
+    assert copies({**es, "max_new_tokens": 31}) == [0]
+    assert copies(es, engine={"packed": False}) == [0]
+    assert copies(es, engine={"kind": "generate"}) == [0]
+    assert copies(es, model={"source": QWEN}) == [0]
