@@ -123,10 +123,17 @@ class Stack:
 
     def pack(self) -> None:
         """Pack every product of one member: many steps over few rows are worth the second copy of the weights."""
-        for layer in self.layers:
-            for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                product.pack()
-        self.head.pack()
+        for product in self._products():
+            product.pack()
+
+    @property
+    def packed(self) -> bool:
+        """Whether every product is packed (of low-rank members none counts: their corrections are not)."""
+        return all(isinstance(p, Product) and p.packed is not None for p in self._products())
+
+    def _products(self) -> list[Into]:
+        inner = (p for layer in self.layers for p in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        return [*inner, self.head]
 
 
 def layer_of(buffers: Buffers, index: int) -> Layer:
@@ -232,6 +239,11 @@ class CompiledRunner:
     def members(self) -> int:
         """Members in the batch."""
         return self.stack.members
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Runner`."""
+        return packing.FEW if self.stack.packed else ROW_MULTIPLE
 
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache in tiles; its pages are touched only as far as sequences grow."""

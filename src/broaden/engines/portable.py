@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from broaden.engines.runner import CAPACITY_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
+from broaden.engines.runner import CAPACITY_MULTIPLE, ROW_MULTIPLE, Cache, Drawn, Ints, round_up, table_index
 from broaden.engines.sampling import sample_rows_torch, uniforms
 from broaden.engines.weights import Buffers, LayerBuffers
 from broaden.errors import DivergedError
@@ -49,6 +49,11 @@ class PortableRunner:
     def members(self) -> int:
         """Members in the batch."""
         return self.buffers.count
+
+    @property
+    def row_multiple(self) -> int:
+        """See `Runner`."""
+        return ROW_MULTIPLE
 
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache [layers, slots, kv_heads, capacity, head_dim]."""

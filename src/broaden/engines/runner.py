@@ -58,6 +58,10 @@ class Runner(Protocol):
     def members(self) -> int:
         """Members in the batch; rows are member-major."""
 
+    @property
+    def row_multiple(self) -> int:
+        """Rows of a member in a step come in multiples of this, so that a row's bits do not depend on their number."""
+
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache."""
 

@@ -3,7 +3,8 @@
 Each member has `each` rows. A finished row is refilled at once from the member's queue, which is ordered by
 prompt: distinct prompts are put through the model once, a chunk at a time, and copied into the rows of their
 samples (all tokens but the last, which goes through the decode step like every later one). When the queues
-have run dry, rows are compacted to the next multiple of 16. Not here: arithmetic (`runner`).
+have run dry, rows are compacted to the runner's next multiple (16, packed products 4). Not here: arithmetic
+(`runner`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
-from broaden.engines.runner import ROW_MULTIPLE, Ints, Runner, round_up
+from broaden.engines.runner import Ints, Runner, round_up
 from broaden.kernels import strict
 from broaden.records import Completion, Request, Sampling
 
@@ -116,7 +117,8 @@ class Schedule:
         self.results = Results(queues, sampling)
         members, longest = len(queues), max((len(p) for q in queues for p in q.prompts), default=1)
         most = max(len(q.order) for q in queues)
-        self.each = min(round_up(most, ROW_MULTIPLE), slots)
+        self.multiple = runner.row_multiple
+        self.each = min(round_up(most, self.multiple), slots)
         self.chunk = max(1, min(max(len(q.prompts) for q in queues), self.each))
         self.cache = runner.cache(members * self.each, longest + sampling.max_new_tokens)
         self.prefix = runner.cache(members * self.chunk, longest - 1)
@@ -190,14 +192,28 @@ class Schedule:
         """Shrink to the fewest rows a member that hold what is running and waiting; returns the occupied rows."""
         members = len(self.queues)
         running = np.bincount(rows // self.each, minlength=members)
-        each = round_up(int((running + self.end - self.next).max()), ROW_MULTIPLE)
+        each = round_up(int((running + self.end - self.next).max()), self.multiple)
         if each >= self.each:
             return rows
-        ranks = np.arange(len(rows)) - np.repeat(np.cumsum(running) - running, running)
-        target = rows // self.each * each + ranks
-        self.runner.copy(self.cache, self.cache, rows, target, self.rows.position[rows])
+        target = _fill(rows, each) if members == 1 else _close(rows, self.each, each, running)
+        moving = target != rows
+        source = rows[moving]
+        self.runner.copy(self.cache, self.cache, source, target[moving], self.rows.position[source])
         self.rows, self.each = self.rows.moved(rows, target, members * each), each
         return target
+
+
+def _fill(rows: Ints, each: int) -> Ints:
+    """New places of one member's rows below `each`: only those beyond move, into the gaps."""
+    target, beyond = rows.copy(), rows >= each
+    target[beyond] = np.setdiff1d(np.arange(each), rows)[: beyond.sum()]
+    return target
+
+
+def _close(rows: Ints, before: int, each: int, running: Ints) -> Ints:
+    """New places of several members' rows, `before` rows each until now: in their order, without gaps."""
+    ranks = np.arange(len(rows)) - np.repeat(np.cumsum(running) - running, running)
+    return rows // before * each + ranks
 
 
 def _prompt_arrays(queues: Sequence[Queue]) -> tuple[Ints, Ints, Ints]:

@@ -13,7 +13,7 @@ from tests.helpers.peers import CONFIGS, peer
 
 from broaden.engines import TorchEngine, packing, prove, self_test
 from broaden.engines import compiled as compiled_module
-from broaden.engines.scheduler import Queue
+from broaden.engines.scheduler import Queue, _close, _fill
 from broaden.engines.selftest import SPEC, fill
 from broaden.engines.torch_engine import Kernels, packs
 from broaden.errors import DivergedError, ExactnessError, ModelError, UsageError
@@ -304,3 +304,32 @@ def test_proof_is_part_of_the_conditions() -> None:
     report = prove(made)
     assert made.conditions()["self_test"] == report.to_json()
     assert made.conditions()["numerics"] == 2
+
+
+def test_few_rows_are_packed_products_alone() -> None:
+    """With packed weights a step takes rows in fours down to the last; the answers are those of sixteens."""
+    seen: dict[bool, list[int]] = {}
+    asked, answers = requests(21, longest=20), {}
+    for packed in (False, True):
+        made = engine(eos=range(0, 112, 8), dtype=torch.bfloat16, packed=packed)
+        runner, rows = made._runner, seen.setdefault(packed, [])
+
+        def watched(*given: Any, make: Any = runner, rows: list[int] = rows) -> Any:
+            found = make(*given)
+            logits = found.logits
+            found.logits = lambda ids, *more: rows.append(len(ids)) or logits(ids, *more)
+            return found
+
+        made._runner = watched  # type: ignore[method-assign]
+        answers[packed] = made.generate([asked], Sampling(1.0, 40, logprobs=True))
+    assert answers[True] == answers[False]
+    assert set(seen[False]) == {16, 32}
+    assert set(seen[True]) == {4, 8, 12, 16, 20, 24}
+    assert seen[True] == sorted(seen[True], reverse=True)
+
+
+def test_where_rows_go_when_they_are_fewer() -> None:
+    rows = np.array([1, 2, 5, 9, 11])
+    assert _fill(rows, 8).tolist() == [1, 2, 5, 0, 3]
+    two = np.array([3, 4, 9, 15])
+    assert _close(two, 8, 4, np.array([2, 2])).tolist() == [0, 1, 4, 5]
