@@ -2,9 +2,9 @@
 
 Each member has `each` rows. A finished row is refilled at once from the member's queue, which is ordered by
 prompt: distinct prompts are put through the model once, a chunk at a time, and copied into the rows of their
-samples (all tokens but the last, which goes through the decode step like every later one). When the queues
-have run dry, rows are compacted to the runner's next multiple (16, packed products 4). Not here: arithmetic
-(`runner`).
+samples (all tokens but the last, which goes through the decode step like every later one); where each has one
+sample and all fit at once, they go straight into their rows. When the queues have run dry, rows are compacted to
+the runner's next multiple (16, packed products 4). Not here: arithmetic (`runner`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broaden.engines.base import OnProgress
-from broaden.engines.runner import Ints, Runner, round_up
+from broaden.engines.runner import Cache, Ints, Runner, round_up
 from broaden.kernels import strict
 from broaden.records import Completion, Request, Sampling
 
@@ -121,7 +121,8 @@ class Schedule:
         self.each = min(round_up(most, self.multiple), slots)
         self.chunk = max(1, min(max(len(q.prompts) for q in queues), self.each))
         self.cache = runner.cache(members * self.each, longest + sampling.max_new_tokens)
-        self.prefix = runner.cache(members * self.chunk, longest - 1)
+        self.direct = all(len(q.prompts) == len(q.order) <= self.each for q in queues)
+        self.prefix = None if self.direct else runner.cache(members * self.chunk, longest - 1)
         self.rows = Rows.free(members * self.each)
         self.next = self.results.offsets[:-1].copy()
         self.end = self.results.offsets[1:].copy()
@@ -160,6 +161,10 @@ class Schedule:
         """Fill free rows from the queues, loading prompts as they come up."""
         if not (self.next < self.end).any():
             return
+        if self.prefix is None:
+            for member, queue in enumerate(self.queues):
+                self._seat(member, queue)
+            return
         r, size = self.rows, len(self.rows.request)
         while True:
             wanting = np.zeros(len(self.queues), np.bool_)
@@ -178,14 +183,27 @@ class Schedule:
             if not wanting.any():
                 return
             for member in np.flatnonzero(wanting):
-                self._load(int(member))
+                self._load(int(member), self.prefix)
 
-    def _load(self, member: int) -> None:
+    def _seat(self, member: int, queue: Queue) -> None:
+        """Put all of a member's prompts straight into its rows: each has one sample, and nothing sits there yet."""
+        r, first, count = self.rows, int(self.next[member]), len(queue.order)
+        if not count:
+            return
+        at = slice(member * self.each, member * self.each + count)
+        prompts = [queue.prompts[i] for i in queue.prompt_of]
+        self.runner.prompts(member, [p[:-1] for p in prompts], self.cache, range(at.start, at.stop))
+        r.request[at], r.key[at] = np.arange(first, first + count), self.keys[first : first + count]
+        r.position[at] = [len(p) - 1 for p in prompts]
+        r.ids[at], r.count[at] = [p[-1] for p in prompts], 0
+        self.next[member] = self.end[member]
+
+    def _load(self, member: int, prefix: Cache) -> None:
         """Put the member's next chunk of prompts (all but their last tokens) into its prefix slots."""
         low = int(self.loaded[member])
         prompts = [p[:-1] for p in self.queues[member].prompts[low : low + self.chunk]]
         at = member * self.chunk
-        self.runner.prompts(member, prompts, self.prefix, range(at, at + len(prompts)))
+        self.runner.prompts(member, prompts, prefix, range(at, at + len(prompts)))
         self.first[member], self.loaded[member] = low, low + len(prompts)
 
     def _compact(self, rows: Ints) -> Ints:

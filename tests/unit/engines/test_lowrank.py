@@ -14,7 +14,9 @@ from broaden.engines import TorchEngine, self_test
 from broaden.engines import lowrank as lowrank_module
 from broaden.engines.lowrank import LowRankMembers, LowRankStacks, SharedProduct, low_rank_slots
 from broaden.engines.lowrank_math import correct, correct_rows
+from broaden.engines.scheduler import Schedule
 from broaden.engines.selftest import SPEC, fill
+from broaden.engines.torch_engine import Kernels
 from broaden.errors import UsageError
 from broaden.models.spec import ModelSpec
 from broaden.perturb import NoiseSpec, Selection, write_center, write_member
@@ -223,3 +225,28 @@ def test_the_self_test_sees_a_batch_that_shows(monkeypatch: pytest.MonkeyPatch) 
     report = self_test(low_rank=2)
     assert not report.ok
     assert all("low-rank" in difference for difference in report.differences)
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "portable"])
+def test_prompts_of_one_sample_each_go_straight_into_their_rows(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache of prompts, and with the bits of those that are shared by samples or wait for a row."""
+    made = TorchEngine(SPEC, [0], kernels=kernels, slots=16)
+    fill(made, 0, 0)
+    few = requests(12, longest=40)
+    single = [r for i, r in enumerate(few) if r.prompt_ids not in {x.prompt_ids for x in few[:i]}]
+    counted: list[Schedule] = []
+    plain = Schedule.__init__
+
+    def init(self: Schedule, *arguments: Any) -> None:
+        plain(self, *arguments)
+        counted.append(self)
+
+    monkeypatch.setattr(Schedule, "__init__", init)
+    answers = made.generate([single], SAMPLED)[0]
+    many = single + requests(30, longest=40, seed=5)
+    doubled = [r for r in single for _ in range(2)]
+    assert made.generate([many], SAMPLED)[0][: len(single)] == answers
+    assert made.generate([doubled], SAMPLED)[0][::2] == answers
+    assert [s.prefix is None for s in counted] == [True, False, False]
