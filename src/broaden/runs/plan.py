@@ -398,7 +398,7 @@ def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
     if isinstance(stage, EsStage):
         shared, asked = low_rank_at_once(config, stage), stage.prompts * stage.samples
         if stage.parameterisation == "low_rank":
-            slots, asked = low_rank_slots(shared, slots), round_up(asked, ROW_MULTIPLE)
+            slots, asked, packed = low_rank_slots(shared, slots), round_up(asked, ROW_MULTIPLE), 0
         rows = members * shared * min(slots, asked)
         return plan_es(
             spec, known.parameters, members_at_once=members, slots=rows, context=context, dtype=dtype,

