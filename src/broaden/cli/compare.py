@@ -141,10 +141,10 @@ def _drifts(arms: list[str]) -> dict[str, float]:
 
     if any(_stored(a) for a in arms):
         return {}
-    base = load_model(model_path(arms[0])).weights
+    base = load_model(model_path(arms[0]), mapped=True).weights
     out = {}
     for arm in arms:
-        weights = load_model(model_path(arm)).weights
+        weights = load_model(model_path(arm), mapped=True).weights
         same = base.keys() == weights.keys() and all(base[n].shape == weights[n].shape for n in base)
         if same:
             out[arm] = drift(weights, base)

@@ -140,7 +140,7 @@ def to_toml(config: RunConfig) -> str:
 def config_hash(config: RunConfig) -> str:
     """SHA-256 of what decides results: the name, the loggers and how members are run do not."""
     data = to_dict(config)
-    for key in ("name", "loggers", "population", "checkpoint"):
+    for key in ("name", "loggers", "population", "checkpoint", "low_memory"):
         data.pop(key, None)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 

@@ -301,6 +301,10 @@ class RunConfig(Leaf):
 
     name: str = Field("", description="The run's name (default: the file's).")
     seed: int = Field(0, description="The one seed: every random number of the run is named under it.")
+    low_memory: bool = Field(
+        False,
+        description="Keep the float32 master in a nameless file of the run directory, not in memory; changes no bit.",
+    )
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     engine: EngineConfig = EngineConfig()

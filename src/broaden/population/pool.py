@@ -18,7 +18,7 @@ from typing import Any
 from broaden.errors import DivergedError, WorkerError
 from broaden.population.base import OnProgress, Prompt, Weights
 from broaden.population.host import HostSettings, prompts_to_json
-from broaden.population.shared import entries_to_json, layout, map_center, shared_file
+from broaden.population.shared import SharedWeights, entries_to_json
 from broaden.population.wire import receive, send
 
 RESTARTS = 3
@@ -26,15 +26,17 @@ Message = dict[str, Any]
 
 
 class WorkerPool:
-    """Starts, feeds, restarts and ends the processes."""
+    """Starts, feeds, restarts and ends the processes.
+
+    Args:
+        like: the center. `SharedWeights` are what the workers read; of any others there is a shared copy, `center`.
+    """
 
     def __init__(
         self, settings: HostSettings, prompts: Sequence[Prompt], like: Weights, workers: int
     ) -> None:
         self.settings, self.prompts, self.count = settings, prompts, workers
-        self.entries, self.total = layout(like)
-        self.file = shared_file(self.total)
-        self.center = map_center(self.file.fileno(), self.entries, self.total, write=True)
+        self.center, self.owned = SharedWeights.of(like)
         self.workers: list[Worker] = []
         try:
             for _ in range(workers):
@@ -67,15 +69,16 @@ class WorkerPool:
         for worker in self.workers:
             worker.stop()
         self.workers = []
-        self.file.close()
+        if self.owned:
+            self.center.close()
 
     def _start(self) -> Worker:
         opening = {
             "settings": self.settings.to_json(), "prompts": prompts_to_json(self.prompts),
-            "entries": entries_to_json(self.entries), "total": self.total,
-            "center": self.file.fileno(),
+            "entries": entries_to_json(self.center.entries), "total": self.center.total,
+            "center": self.center.file.fileno(),
         }  # fmt: skip
-        return Worker(opening, self.file.fileno())
+        return Worker(opening, self.center.file.fileno())
 
 
 class Worker:

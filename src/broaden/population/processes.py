@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from broaden.perturb import write_center
 from broaden.population.base import OnProgress, Prompt, RolloutJob, Weights, chunks
 from broaden.population.host import HostSettings
 from broaden.population.messages import (
@@ -33,8 +34,8 @@ class ProcessPopulation:
         self, center: Weights, job: RolloutJob, on_progress: OnProgress | None = None
     ) -> list[MemberResult]:
         """See `Population.rollout`."""
-        for name, tensor in self.pool.center.items():
-            tensor.copy_(center[name])
+        if center is not self.pool.center:
+            write_center(center, self.pool.center)
         settings = self.pool.settings
         at_once = settings.low_rank if job.spec.rank else settings.members
         size = max(1, min(at_once, -(-len(job.members) // self.pool.count)))

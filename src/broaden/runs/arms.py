@@ -100,7 +100,7 @@ class Evaluator:
         )
         self.split = split
         self.folder = model_path(source)
-        self.model: Model = load_model(self.folder)
+        self.model: Model = load_model(self.folder, mapped=True)
         prompts = encode(self.model.tokenizer, self.loaded.problems)
         self.problems = [p.problem for p in prompts]
         check_context(prompts, settings.max_new_tokens, self.model.spec.max_positions)

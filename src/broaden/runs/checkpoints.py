@@ -21,7 +21,7 @@ import torch
 from broaden.errors import ExactnessError, StoreError
 from broaden.models.checkpoint import Model, save_model
 from broaden.models.lora import ADAPTER, Lora
-from broaden.models.tensor_files import read_tensors, write_tensors
+from broaden.models.tensor_files import map_tensors, write_tensors
 from broaden.perturb import center_hash
 from broaden.records import Record
 from broaden.store import RunDir
@@ -76,8 +76,11 @@ def position(folder: Path) -> Position:
 
 
 def load_center(folder: Path, at: Position) -> Weights:
-    """The checkpoint's weights, checked against their hash. Raises ExactnessError."""
-    center = read_tensors(folder)
+    """The checkpoint's weights, over its mapped files (read only), checked against their hash.
+
+    Raises ExactnessError.
+    """
+    center = map_tensors(folder)
     found = center_hash(center)
     if found != at.center_hash:
         raise ExactnessError(
@@ -88,10 +91,10 @@ def load_center(folder: Path, at: Position) -> Weights:
 
 
 def load_optimizer(folder: Path) -> dict[str, torch.Tensor] | None:
-    """The optimiser's tensors, None where the checkpoint has none."""
+    """The optimiser's tensors, over its mapped files; None where the checkpoint has none."""
     if not any(folder.glob(f"{OPTIMIZER}*.safetensors")):
         return None
-    return read_tensors(folder, stem=OPTIMIZER)
+    return map_tensors(folder, stem=OPTIMIZER)
 
 
 def prune(run: RunDir, keep: int, ends: frozenset[int]) -> None:

@@ -31,7 +31,7 @@ from broaden.metrics.signal import Signal, pool
 from broaden.models.lora import Lora
 from broaden.perturb import NOISE_VERSION, center_hash, replay
 from broaden.records import StepRecord
-from broaden.runs import checkpoints
+from broaden.runs import checkpoints, weights
 from broaden.runs.account import hand_over, is_over, spent, stage_ends, stages_so_far
 from broaden.runs.checkpoints import Position
 from broaden.runs.events import Silent, Watcher
@@ -65,6 +65,7 @@ def train(config: RunConfig, out: Path, *, watcher: Watcher | None = None) -> Ru
     """
     RunDir.check_free(out)
     prepared = prepare(config)
+    weights.check_room(config, prepared.model, out)
     run = RunDir.create(out, manifest(prepared), to_toml(config))
     return _Run(run, prepared, watcher or Silent()).go()
 
@@ -73,7 +74,8 @@ def resume(path: Path, *, config: RunConfig | None = None, watcher: Watcher | No
     """Go on with a run from its last whole state; nothing left to do is said, not done again.
 
     Args:
-        config: what the caller thinks the configuration is; refused with a diff where it decides otherwise.
+        config: what the caller thinks the configuration is; refused with a diff where it decides otherwise. What
+            changes no result (workers, low_memory, checkpoints, loggers) is taken from it.
     """
     run = RunDir.open(path)
     stored = stored_config(run)
@@ -82,7 +84,7 @@ def resume(path: Path, *, config: RunConfig | None = None, watcher: Watcher | No
             f"{path} was started with another configuration:\n{diff(stored, config)}",
             "resume without a configuration, or start a new run with --out",
         )
-    prepared = prepare(stored)
+    prepared = prepare(config or stored)
     _check_unchanged(run, prepared)
     watcher = watcher or Silent()
     for message in run.messages:
@@ -130,7 +132,7 @@ class _Run:
     def __init__(self, run: RunDir, prepared: Prepared, watcher: Watcher) -> None:
         self.run, self.prepared, self.watcher = run, prepared, watcher
         self.config = prepared.config
-        self.origin = prepared.model.weights
+        self.origin = weights.theta_0(prepared.config, prepared.model, run.path)
         self.ends: list[int] = []
         self.spent = Budget()
         self.began = time.monotonic()
@@ -226,18 +228,19 @@ class _Run:
         self._finish_stage(active)
 
     def _stage_start(self) -> Weights:
-        """A copy of the weights that the current stage began with: theta_0, or the boundary's checkpoint."""
+        """The weights that the current stage began with, read only: theta_0, or the boundary's checkpoint."""
         first = self.at.step - self.at.stage_step
-        if self.at.stage_step == 0 or first == 0:
-            return {n: t.clone() for n, t in (self.origin if first == 0 else self.center).items()}
+        if first == 0:
+            return self.origin
         folder = self.run.checkpoint_path(first)
         return checkpoints.load_center(folder, checkpoints.position(folder))
 
     def _enter(self, stage: object) -> None:
         """The in-place control's center is bf16; every other stage's is the fp32 master."""
-        inplace = isinstance(stage, EsStage) and stage.precision == "bf16_inplace"
-        dtype = torch.bfloat16 if inplace else torch.float32
-        self.center = {n: t.to(dtype) if t.dtype != dtype else t for n, t in self.center.items()}
+        if isinstance(stage, EsStage) and stage.precision == "bf16_inplace":
+            self.center = {n: t.to(torch.bfloat16) for n, t in self.center.items()}
+        elif any(t.dtype != torch.float32 for t in self.center.values()):
+            self.center = weights.master(self.config, self.center, self.run.path)
 
     def _loggers(self) -> Loggers:
         """records.jsonl and the trackers asked for. Raises ConfigError where a tracker's package is missing."""
@@ -252,6 +255,8 @@ class _Run:
         self.watcher.rollout(completions, tokens)
 
     def _log(self, record: StepRecord, stage: object, loggers: Loggers, seedlog: JsonlFile) -> None:
+        if self.prepared.model.guard is not None:
+            self.prepared.model.guard.check()
         line = record.log
         step, index = self.at.step, self.at.stage
         values = {
@@ -356,8 +361,8 @@ class _Run:
             at = checkpoints.position(folder)
             self.optimizer = checkpoints.load_optimizer(folder)
             self.watcher.note(f"resuming from {folder.name}")
-            return checkpoints.load_center(folder, at), at
-        center = {n: t.clone() for n, t in self.origin.items()}
+            return weights.master(self.config, checkpoints.load_center(folder, at), self.run.path), at
+        center = weights.master(self.config, self.origin, self.run.path)
         return center, Position(0, 0, 0, center_hash(center))
 
 

@@ -66,7 +66,7 @@ def prepare(config: RunConfig) -> Prepared:
     task = tasks.get(config.task.name)
     loaded = load_task(config.task)
     folder = model_folder(config)
-    model = load_model(folder)
+    model = load_model(folder, mapped=True)
     prompts = encode(model.tokenizer, loaded.problems)
     check_context(prompts, longest_response(config), model.spec.max_positions)
     check_selections(config, {n: tuple(w.shape) for n, w in model.weights.items()})

@@ -86,7 +86,8 @@ class Prober:
             )
 
     def _sampler(self, center: Weights) -> Sampler:
-        weights = {n: t.float() for n, t in center.items()}
+        exact = all(t.dtype == torch.float32 for t in center.values())
+        weights = center if exact else {n: t.float() for n, t in center.items()}
         if self.sampler is None:
             run = self.prepared.config
             longest = max(len(p.ids) for probes in self.prepared.probes for p in probes.prompts)

@@ -73,7 +73,8 @@ def _stage_start(run: RunDir, origin: Weights, start: int) -> Weights:
     if start == 0:
         return {n: t.clone() for n, t in origin.items()}
     folder = run.checkpoint_path(start)
-    return checkpoints.load_center(folder, checkpoints.position(folder))
+    found = checkpoints.load_center(folder, checkpoints.position(folder))
+    return {n: t.clone() for n, t in found.items()}
 
 
 __all__ = ["replay_run"]

@@ -26,7 +26,8 @@ class Sampler:
 
     def load(self, weights: Weights) -> None:
         """Take other weights of the same model."""
-        write_center(weights, self.engine.weights(0))
+        if self.pool is None or weights is not self.pool.pool.center:
+            write_center(weights, self.engine.weights(0))
         self.engine.weights_changed()
 
     def __enter__(self) -> Self:

@@ -96,7 +96,7 @@ def test_processes_equal_serial_and_survive_a_killed_worker(world: World, serial
         assert seen == sorted(seen)
     finally:
         population.close()
-    assert population.pool.file.closed
+    assert population.pool.center.file.closed
 
 
 def test_a_diverged_member_is_named_in_the_calling_process(world: World) -> None:
