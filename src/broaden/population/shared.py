@@ -75,7 +75,7 @@ def shared_file(total: int, folder: Path | None = None) -> IO[bytes]:
 
 
 class SharedWeights(dict[str, torch.Tensor]):
-    """Float32 weights over a file of their own, by name: an ordinary dictionary of tensors that other processes can map.
+    """Float32 weights by name over a file of their own: an ordinary dictionary that other processes can map.
 
     Args:
         like: names, shapes and values (of any floating type, copied one tensor at a time).

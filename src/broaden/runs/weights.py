@@ -2,8 +2,8 @@
 
     master     float32: memory of this process; with worker processes shared memory, which they read too; in low-memory
                mode a nameless file in the run directory, which the workers map as well
-    theta_0    the model's own files, mapped and never copied, in their stored type (a float32 copy only where an ES stage
-               decays toward it and it is stored in another)
+    theta_0    the model's own files, mapped and never copied, in their stored type (a float32 copy only where an ES
+               stage decays toward it and it is stored in another)
 
 Not here: the working copies in the engines, which are what inference needs.
 """
