@@ -158,12 +158,18 @@ def resumed(command: Command, run: Path) -> str:
 
 
 def kill_and_resume(
-    start: Callable[..., Running], command: Command, config: Path, run: Path, workers: int, moment: int
+    start: Callable[..., Running],
+    command: Command,
+    config: Path,
+    run: Path,
+    workers: int,
+    moment: int,
+    *more: str,
 ) -> str:
     """kill -9 after a keyed random number of updates and a keyed random delay."""
     draw = numpy_generator(stream(moment, "kill", workers))
     after, delay = int(draw.integers(1, UPDATES // 2)), float(draw.uniform(0.0, 0.1))
-    running = start("train", config, f"population.workers={workers}", "--out", run)
+    running = start("train", config, f"population.workers={workers}", *more, "--out", run)
     running.wait_until(lambda: updates(run) >= after)
     time.sleep(delay)
     children = running.children()
@@ -179,6 +185,16 @@ def test_a_killed_run_resumes_to_the_same_hash(
     before = left_in_shared_memory()
     assert kill_and_resume(start, command, config, tmp_path / "run", 2, moment=0) == whole
     assert left_in_shared_memory() <= before
+
+
+def test_a_killed_run_in_low_memory_leaves_no_file_and_resumes_to_the_same_hash(
+    start: Callable[..., Running], command: Command, config: Path, tmp_path: Path, whole: str
+) -> None:
+    run = tmp_path / "run"
+    before = left_in_shared_memory()
+    assert kill_and_resume(start, command, config, run, 2, 0, "low_memory=true") == whole
+    assert left_in_shared_memory() <= before
+    assert not list(run.glob("broaden-*"))
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
-"""`broaden bench memory`: peak anonymous memory of an ES update over that of inference alone.
+"""`broaden bench memory`: peak anonymous memory of an ES run over that of inference alone.
 
-Work: SmolLM2-135M in bfloat16, 64 prompts of 40 ids, 128 forced tokens, the same slots (so the same KV cache).
-Peer: the own engine generating once, its weights read from a mapped file. Ours: one update of `es.train` with N = 2,
-in two ways:
+Work: SmolLM2-135M in bfloat16, 64 Countdown problems, up to 128 new tokens. Peer: the own engine answering them once,
+its weights read from the mapped file, in as many slots (so the same KV cache). Ours: `broaden train` itself, from loading
+to the last checkpoint, with one update of N = 2, in two ways:
 
-    as trained: fp32 center and theta_0 in ordinary memory, as `broaden train` holds them in one process (the ratio)
-    mapped:     center and theta_0 in memory-mapped files (library only: `es.train` takes any tensors)
+    trained:    by default: the float32 master in memory, theta_0 in the model's mapped file (the ratio)
+    mapped:     low_memory = true: the master in a mapped file too
 
-Each runs in a process of its own. Figures are above what the process held after a small warm-up (interpreter,
-libraries, compiled kernels); whole-process peaks stand beside them. Smaller is better.
+Each runs in a process of its own. Figures are above what the process held after a small run of the same kind
+(interpreter, libraries, compiled kernels); whole-process peaks stand beside them. Smaller is better.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from typing import Any
 
 import torch
 
-from broaden import tasks
+from broaden import runs
 from broaden.bench.child import Watch, call
-from broaden.bench.harness import Result, Settings, by_size
-from broaden.bench.subjects import Subject, bundled, countdown_prompts, engine_for, smollm2, token_prompts
-from broaden.engines import TorchEngine
-from broaden.es import EsSettings, train
-from broaden.population import LocalPopulation
-from broaden.population.shared import layout, map_center, size_of
+from broaden.bench.harness import Result, Settings, Unavailable, by_size
+from broaden.bench.subjects import BUNDLED, SMOLLM2
+from broaden.config import build_config
+from broaden.engines.build import build_engine
+from broaden.models.checkpoint import load_model
+from broaden.models.sources import at_hand
+from broaden.perturb import write_center
 from broaden.records import Request, Sampling
+from broaden.runs.prepare import encode, load_task
 
 MIB = float(1 << 20)
 KINDS = ("trained", "mapped", "inference")
@@ -46,7 +48,7 @@ def run(settings: Settings) -> Result:
     whole = {kind: max(p["peak"] for p in found) / MIB for kind, found in peaks.items()}
     lowest = min(above["inference"])
     return by_size(above["trained"], above["inference"], "MiB", {
-        "model": smollm2(settings.quick).source, "peer": "bf16 inference alone, same slots",
+        "model": BUNDLED if settings.quick else SMOLLM2, "peer": "bf16 inference alone, same slots",
         "mapped": max(above["mapped"]), "mapped_ratio": max(above["mapped"]) / lowest,
         "whole_process": whole, "whole_process_ratio": whole["trained"] / whole["inference"],
         "whole_process_mapped_ratio": whole["mapped"] / whole["inference"],
@@ -56,50 +58,36 @@ def run(settings: Settings) -> Result:
 def side(watch: Watch, kind: str, quick: bool, threads: int) -> dict[str, Any]:
     """A child's work."""
     torch.set_num_threads(threads)
-    prompts, length, new = (64, 40, 128) if not quick else (16, 20, 8)
-    with tempfile.TemporaryDirectory() as folder:
-        subject = _mapped_subject(smollm2(quick), Path(folder) / "theta_0")
-        _warm_up(threads)
-        watch.start()
-        engine = engine_for(subject, eos=(), dtype=torch.bfloat16, threads=threads, context=length + new)
-        if kind == "inference":
-            _generate(engine, subject, prompts, length, new)
-        else:
-            center = _mapped_subject(subject, Path(folder) / "center").weights
-            origin = subject.weights
-            if kind == "trained":
-                center, origin = ({n: t.clone() for n, t in w.items()} for w in (center, origin))
-            asked = countdown_prompts(subject, prompts, length)
-            population = LocalPopulation(engine, subject.tokenizer, tasks.get("countdown"), asked)
-            stage = EsSettings(
-                updates=1, members=2, prompts=prompts, sigma=1e-3, alpha=5e-4, sampling=Sampling(1.0, new)
-            )
-            list(train(center, origin, prompts, population, stage, run_seed=0))
-        return {}
+    if not quick and at_hand(SMOLLM2) is None:
+        raise Unavailable(f"{SMOLLM2} is not on this machine: broaden models get {SMOLLM2}")
+    source, prompts, new = (BUNDLED, 16, 8) if quick else (SMOLLM2, 64, 128)
+    _work(kind, BUNDLED, 2, 4)
+    watch.start()
+    _work(kind, source, prompts, new)
+    return {}
 
 
-def _generate(engine: TorchEngine, subject: Subject, prompts: int, length: int, new: int) -> None:
-    asked = [Request(p, i) for i, p in enumerate(token_prompts(subject.spec, prompts, length))]
-    engine.generate([asked], Sampling(1.0, new))
-
-
-def _warm_up(threads: int) -> None:
-    """Load the kernels: a whole small update in both types of weights that occur."""
-    subject = bundled()
-    engine = engine_for(subject, eos=(), dtype=torch.bfloat16, threads=threads, context=32)
-    asked = countdown_prompts(subject, 2, 8)
-    population = LocalPopulation(engine, subject.tokenizer, tasks.get("countdown"), asked)
-    stage = EsSettings(updates=1, members=2, prompts=2, sigma=1e-3, alpha=1e-3, sampling=Sampling(1.0, 4))
-    center = {n: t.clone() for n, t in subject.weights.items()}
-    list(train(center, subject.weights, 2, population, stage, run_seed=0))
-
-
-def _mapped_subject(subject: Subject, path: Path) -> Subject:
-    """The same model with its weights in a mapped file."""
-    entries, total = layout(subject.weights)
-    with path.open("w+b") as file:
-        file.truncate(size_of(total))
-        mapped = map_center(file.fileno(), entries, total, write=True)
-    for name, tensor in mapped.items():
-        tensor.copy_(subject.weights[name])
-    return Subject(subject.spec, mapped, subject.tokenizer, subject.source, subject.folder)
+def _work(kind: str, source: str, prompts: int, new: int) -> None:
+    """Train for one update, or answer the same problems once."""
+    config = build_config({
+        "model": {"source": source, "dtype": "bfloat16"}, "task": {"name": "countdown", "limit": prompts},
+        "low_memory": kind == "mapped",
+        "stages": [{"algo": "es", "updates": 1, "members": 2, "prompts": prompts, "sigma": 1e-3, "alpha": 5e-4,
+                    "max_new_tokens": new}],
+    })  # fmt: skip
+    if kind != "inference":
+        with tempfile.TemporaryDirectory() as folder:
+            runs.train(config, Path(folder) / "run")
+        return
+    folder_of_model = at_hand(source)
+    if folder_of_model is None:
+        raise Unavailable(f"{source} is not on this machine")
+    model = load_model(folder_of_model, mapped=True)
+    asked = encode(model.tokenizer, load_task(config.task).problems)
+    engine = build_engine(
+        "torch", model.spec, model.tokenizer.eos_ids, folder=folder_of_model, dtype="bfloat16", device="cpu",
+        max_context=max(len(p.ids) for p in asked) + new,
+    )  # fmt: skip
+    write_center(model.weights, engine.weights(0))
+    engine.weights_changed()
+    engine.generate([[Request(p.ids, i) for i, p in enumerate(asked)]], Sampling(1.0, new))
