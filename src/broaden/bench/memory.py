@@ -1,8 +1,8 @@
 """`broaden bench memory`: peak anonymous memory of an ES run over that of inference alone.
 
-Work: SmolLM2-135M in bfloat16, 64 Countdown problems, up to 128 new tokens. Peer: the own engine answering them once,
-its weights read from the mapped file, in as many slots (so the same KV cache). Ours: `broaden train` itself, from loading
-to the last checkpoint, with one update of N = 2, in two ways:
+Work: SmolLM2-135M in bfloat16, 64 Countdown problems, up to 128 new tokens. Peer: the own engine answering them
+once, its weights read from the mapped file, in as many slots (so the same KV cache). Ours: `broaden train` itself, from
+loading to the last checkpoint, with one update of N = 2, in two ways:
 
     trained:    by default: the float32 master in memory, theta_0 in the model's mapped file (the ratio)
     mapped:     low_memory = true: the master in a mapped file too
