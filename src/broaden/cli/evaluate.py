@@ -128,7 +128,7 @@ def _one(
     store = SampleStore(folder)
     store.check_free()
     with (
-        Evaluator(model, settings) as evaluator,
+        Evaluator(model, settings, console.print) as evaluator,
         Interrupts("run the same command again to go on") as interrupts,
     ):
         console.print(f"{settings.task}: {evaluator.loaded.describe()}", markup=False, soft_wrap=True)
@@ -165,10 +165,22 @@ def _plan(evaluator: object, console: object) -> dict[str, object]:
     if not isinstance(evaluator, Evaluator) or not isinstance(console, Console):
         raise TypeError("a plan needs an evaluator and a console")
     s = evaluator.settings
-    plan = {
+    plan: dict[str, object] = {
         "problems": len(evaluator.loaded.problems), "samples": evaluator.total, "longest_prompt": evaluator.longest,
         "prompt_tokens": evaluator.prompt_tokens, "most_new_tokens": evaluator.total * s.max_new_tokens,
         "parameters": evaluator.model.parameters,
     }  # fmt: skip
     console.print(plan)
+    memory, machine = evaluator.memory(), evaluator.machine
+    if memory is not None:
+        plan |= {
+            "memory": [list(row) for row in memory.rows()], "peak_bytes": memory.peak,
+            "available_bytes": machine.memory,
+        }  # fmt: skip
+        short = (
+            "; fewer sequences at once would be decoded here, or it would be refused"
+            if machine.short(memory)
+            else ""
+        )
+        console.print(f"{memory.table()}\n{machine.text(memory)}{short}", markup=False, soft_wrap=True)
     return {"plan": plan}

@@ -29,6 +29,8 @@ from broaden.records import (
 )
 from broaden.seeds import stream
 
+CHUNK_PROBLEMS = 64
+"""Problems in one engine call, unless told otherwise."""
 Progress = Callable[[int, int], None]
 Sink = Callable[[list[Sample]], None]
 
@@ -83,7 +85,7 @@ def evaluate(
     sink: Sink | None = None,
     existing: Iterable[Sample] = (),
     on_progress: Progress | None = None,
-    chunk: int = 64,
+    chunk: int = CHUNK_PROBLEMS,
     max_context: int | None = None,
     judge_threads: int = 1,
 ) -> SampleSet:

@@ -1,19 +1,36 @@
 """Memory plans: what a stage holds at once, by arithmetic on a model's sizes.
 
-A plan counts tensors that the code allocates, not the allocator's slack or the interpreter with its libraries
-(0.3 to 0.5 GiB a process). Phases that do not overlap (rollout, training) take the larger one. Not here: measuring.
+Counted: anonymous and shared memory of the run's process and of its workers. Not counted: pages of mapped files (the
+model, theta_0, the master of low-memory mode, libraries), which the system can drop and read again. The interpreter
+with its libraries is a measured constant a process (`PROCESS`, `WORKER`). Phases that do not overlap (rollout,
+training) take the larger one. With an engine on an accelerator what lies there is counted apart (`device`). Not here:
+measuring, and what a machine has (`available`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from broaden.errors import MetricError
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 DType = Literal["float32", "bfloat16", "float16"]
+MIB = 1 << 20
+
+PROCESS, WORKER = 275 * MIB, 220 * MIB
+"""Interpreter, torch, Numba, compiled kernels in the run's process and in a worker: measured (Linux, one thread)."""
+TOKENIZER = 1400
+"""Bytes a vocabulary entry of a loaded tokenizer, measured."""
+CACHE_BYTES = 2 << 30
+"""Most keys and values of one engine call (the engine's own default)."""
+ROWS, POSITIONS, PROMPT_ROWS = 16, 64, 512
+"""The engine's multiples of rows and of cached positions, and the prompt tokens of one pass."""
+INTEGER, FLOAT = 36, 32
+"""Bytes of a token id and of a number in a completion (Python objects with their pointers)."""
+LOGIT_CHUNK = 1 << 24
+"""Logits that exist at once in a training pass (`models.logprobs`)."""
 
 
 class Shape(Protocol):
@@ -37,21 +54,28 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by name: `always` is held throughout, each phase is held in turn."""
+    """Bytes by name: `always` is held throughout, each phase is held in turn; `device` lies on the accelerator."""
 
     always: dict[str, int]
     phases: dict[str, dict[str, int]]
+    device: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
-        """Bytes at the worst moment."""
+        """Bytes of the machine's memory at the worst moment."""
         return sum(self.always.values()) + max((sum(p.values()) for p in self.phases.values()), default=0)
 
+    @property
+    def device_peak(self) -> int:
+        """Bytes of the accelerator's."""
+        return sum(self.device.values())
+
     def rows(self) -> list[tuple[str, str, int]]:
-        """(when, what, bytes), with the peak last."""
+        """(when, what, bytes), with the peaks last."""
         out = [("always", what, size) for what, size in self.always.items()]
         out += [(when, what, size) for when, items in self.phases.items() for what, size in items.items()]
-        return [*out, ("", "peak", self.peak)]
+        out += [("device", what, size) for what, size in self.device.items()]
+        return [*out, ("", "peak", self.peak), ("", "peak of the device", self.device_peak)]
 
     def table(self) -> str:
         """The rows as aligned text."""
@@ -60,114 +84,162 @@ class MemoryPlan:
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How one process draws completions.
+
+    Attributes:
+        rows, prompts: sequences that one engine call of a member (of its share of a lane) asks for, and distinct
+            prompts among them.
+        prompt, new: most tokens of a prompt and of a response.
+        slots: most rows decoded at once.
+        dtype: of weights, activations and cache.
+        members: weight sets that live here at once.
+        batch: members decoded in one batch.
+        lanes: engine calls side by side, one a thread.
+        numbers: kept a token beside its id: log-probability, entropy.
+    """
+
+    rows: int
+    prompts: int
+    prompt: int
+    new: int
+    slots: int
+    dtype: DType = "float32"
+    members: int = 1
+    batch: int = 1
+    lanes: int = 1
+    numbers: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.prompts, self.prompt, self.new, self.slots, self.members, self.lanes) < 1:
+            raise MetricError(f"every size of decoding is at least 1, got {self}")
+
+    def seats(self, shape: Shape) -> int:
+        """Rows of a member that are decoded at once: the engine's rule."""
+        each = (
+            _ceil(self.prompt + self.new, POSITIONS) + _ceil(self.prompt, POSITIONS)
+        ) * kv_bytes_per_token(shape, self.dtype)
+        fit = CACHE_BYTES // (each * self.batch * self.lanes) // ROWS * ROWS
+        return min(_ceil(self.rows, ROWS), max(ROWS, min(_ceil(self.slots, ROWS), fit)))
+
+    def kept(self, shape: Shape, parameters: int) -> dict[str, int]:
+        """What the engine holds from its first call on."""
+        size, width, seats = BYTES[self.dtype], decode_width(shape), self.seats(shape)
+        prompt_rows = min(PROMPT_ROWS, _ceil(self.prompts * max(1, self.prompt - 1), ROWS))
+        rows = self.lanes * self.batch * seats
+        return {
+            "working copies": self.members * parameters * size,
+            "decoding: activations and logits": (
+                rows * (width + shape.vocab) + self.lanes * prompt_rows * width
+            )
+            * size,
+        }
+
+    def rollout(self, shape: Shape) -> dict[str, int]:
+        """What a call holds beside that: the caches of sequences and of prompts, and the completions."""
+        seats, calls = self.seats(shape), self.lanes * self.batch
+        positions = seats * _ceil(self.prompt + self.new, POSITIONS)
+        prefixes = min(self.prompts, seats) * _ceil(max(1, self.prompt - 1), POSITIONS)
+        tokens = self.rows * max(self.members, calls) * self.new
+        return {
+            "KV cache": calls * positions * kv_bytes_per_token(shape, self.dtype),
+            "KV cache of prompts": calls * prefixes * kv_bytes_per_token(shape, self.dtype),
+            "completions": tokens * ((INTEGER if shape.vocab > 256 else 8) + 4 + self.numbers * (FLOAT + 4)),
+        }
+
+
 def plan_eval(
-    shape: Shape, parameters: int, *, slots: int, context: int, dtype: DType = "float32"
+    shape: Shape,
+    parameters: int,
+    decoding: Decoding,
+    *,
+    samples: int,
+    workers: int = 1,
+    on_device: bool = False,
 ) -> MemoryPlan:
-    """Evaluation: one weight set, and what decoding `slots` sequences of `context` tokens takes."""
-    return MemoryPlan(
-        {"weights": parameters * BYTES[dtype]},
-        {"rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype)},
-    )
+    """Evaluation: one weight set a process, what decoding takes, and `samples` samples that are kept to the end."""
+    shared = {"weights that worker processes read (fp32)": 4 * parameters} if workers > 1 else {}
+    kept = {"samples, as long as they may be": samples * (decoding.new * (INTEGER + 4) + 1500)}
+    plan = MemoryPlan({**_base(shape, workers), **shared, **kept}, {})
+    return _with_engines(plan, shape, parameters, decoding, workers, on_device)
 
 
 def plan_es(
     shape: Shape,
     parameters: int,
+    decoding: Decoding | None,
     *,
-    members_at_once: int,
-    slots: int,
-    context: int,
-    dtype: DType = "float32",
     workers: int = 1,
-    anchor: bool = True,
-    largest_tensor: int | None = None,
-    packed: int = 0,
-    low_rank: int = 0,
+    low_memory: bool = False,
+    theta_0: bool = False,
+    probe: Decoding | None = None,
+    on_device: bool = False,
 ) -> MemoryPlan:
-    """ES: an fp32 master, one working copy a member at once and worker; no gradients, no optimiser state.
+    """ES: an fp32 master, working copies and decoding a process; no gradients, no optimiser state.
 
     Args:
-        slots: sequences decoded at once by a worker, over all its members.
-        anchor: theta_0 is kept (drift, decay).
-        largest_tensor: elements of the largest tensor (default: the embedding): the update sums it in 64 bits.
-        packed: weight sets that rollouts hold a second time, packed, over all workers.
-        low_rank: 16-bit factors of a worker's low-rank members, which share one working copy.
+        decoding: of a process; None: a random walk has none.
+        low_memory: master and theta_0 lie in mapped files.
+        theta_0: a float32 copy of it is kept (where it decays toward one that is stored in another type).
+        probe: the same of the probes' engine, which stays beside the population's.
     """
-    largest = largest_tensor if largest_tensor is not None else shape.vocab * shape.hidden
-    rollout = rollout_bytes(shape, slots=slots, context=context, dtype=dtype)
-    return MemoryPlan(
-        {
-            "master (fp32)": 4 * parameters,
-            "anchor theta_0 (fp32)": 4 * parameters if anchor else 0,
-            **({"copy that worker processes read (fp32)": 4 * parameters} if workers > 1 else {}),
-            f"working copies ({workers} x {members_at_once})": workers
-            * members_at_once
-            * parameters
-            * BYTES[dtype],
-            **({"factors of low-rank members (16 bit)": workers * 2 * low_rank} if low_rank else {}),
-        },
-        {
-            "rollout": {what: workers * size for what, size in rollout.items()}
-            | _packed(packed, parameters, dtype),
-            "update": {"sum of the largest tensor (64 bit)": 8 * largest},
-        },
-    )
+    plan = MemoryPlan({**_base(shape, workers), **_masters(parameters, low_memory, theta_0)}, {})
+    if decoding is not None:
+        plan = _with_engines(plan, shape, parameters, decoding, workers, on_device)
+    return plan if probe is None else _with_probe(plan, shape, parameters, probe, workers, on_device)
 
 
 def plan_grpo(
     shape: Shape,
     parameters: int,
+    decoding: Decoding,
     *,
-    slots: int,
-    context: int,
     micro_batch: int,
-    dtype: DType = "float32",
     compute: DType = "float32",
-    anchor: bool = True,
-    stage_start: bool = False,
-    logit_rows: int = 1024,
+    workers: int = 1,
+    low_memory: bool = False,
     checkpointing: bool = False,
     factors: int = 0,
     adapted: int = 0,
     adapted_kept: bool = False,
-    packed: int = 0,
+    largest_tensor: int | None = None,
+    probe: Decoding | None = None,
+    on_device: bool = False,
 ) -> MemoryPlan:
     """GRPO with AdamW: master, gradients and two moments in fp32, activations of a micro-batch.
 
+    theta_0 and the reference of the KL term are read from mapped files.
+
     Args:
-        micro_batch: sequences of `context` tokens in a backward pass.
-        dtype, compute: type of the rollouts' working copy, and of the forward and backward passes.
-        anchor: theta_0 is kept (drift, and the KL term's reference where that is theta_0).
-        stage_start: another reference is kept beside it.
-        logit_rows: tokens whose logits exist at once (losses are computed in chunks).
+        micro_batch: sequences in a backward pass.
+        compute: type of the forward and backward passes.
         checkpointing: only layer inputs are kept.
         factors: LoRA's trained values; 0: the weights themselves are trained.
         adapted: with LoRA, parameters of the adapted matrices: what gradients are kept of.
-        adapted_kept: those are kept as they were too (a stage that does not begin at theta_0).
-        packed: weight sets that rollouts hold a second time, packed.
+        adapted_kept: those are kept as they were too (where they are not stored in float32).
+        largest_tensor: elements of the largest trained tensor (default: the embedding).
     """
     low_rank = {
         "factors of LoRA (fp32)": 4 * factors,
         "adapted matrices as they were (fp32)": 4 * adapted * adapted_kept,
     }
-    return MemoryPlan(
-        {
-            "master (fp32)": 4 * parameters,
-            **(low_rank if factors else {}),
-            "AdamW moments (fp32)": 8 * (factors or parameters),
-            "anchor theta_0 (fp32)": 4 * parameters if anchor else 0,
-            "reference (fp32)": 4 * parameters if stage_start else 0,
-            "working copy": parameters * BYTES[dtype],
-        },
-        {
-            "rollout": rollout_bytes(shape, slots=slots, context=context, dtype=dtype)
-            | _packed(packed, parameters, dtype),
-            "training": {
-                **_training(shape, parameters, micro_batch * context, compute, logit_rows, checkpointing),
-                "gradients (fp32)": 4 * (adapted if factors else parameters),
-            },
-        },
-    )
+    always = {
+        **_base(shape, workers), **_masters(parameters, low_memory, False), **(low_rank if factors else {}),
+        "AdamW moments (fp32)": 8 * (factors or parameters),
+    }  # fmt: skip
+    largest = shape.vocab * shape.hidden if largest_tensor is None else largest_tensor
+    training = training_bytes(
+        shape, parameters, tokens=micro_batch * (decoding.prompt + decoding.new), compute=compute,
+        trained=adapted if factors else parameters, checkpointing=checkpointing,
+    )  # fmt: skip
+    step = {
+        "gradients (fp32)": training["gradients (fp32)"],
+        "norm of the largest tensor (64 bit)": 16 * largest,
+    }
+    plan = _with_engines(MemoryPlan(always, {}), shape, parameters, decoding, workers, on_device)
+    plan = replace(plan, phases={**plan.phases, "training": training, "optimiser step": step})
+    return plan if probe is None else _with_probe(plan, shape, parameters, probe, workers, on_device)
 
 
 def plan_sft(
@@ -177,53 +249,53 @@ def plan_sft(
     micro_batch: int,
     context: int,
     noisy: bool = False,
-    logit_rows: int = 1024,
+    low_memory: bool = False,
 ) -> MemoryPlan:
     """A warm start with AdamW in fp32; `noisy`: the passes see a noisy copy of the weights."""
-    return MemoryPlan(
-        {
-            "master (fp32)": 4 * parameters,
-            "AdamW moments (fp32)": 8 * parameters,
-            "anchor theta_0 (fp32)": 4 * parameters,
-            "noisy copy (fp32)": 4 * parameters if noisy else 0,
-        },
-        {"training": _training(shape, parameters, micro_batch * context, "float32", logit_rows, False)},
-    )
+    always = {
+        **_base(shape, 1), **_masters(parameters, low_memory, False), "AdamW moments (fp32)": 8 * parameters,
+        "noisy copy (fp32)": 4 * parameters if noisy else 0,
+    }  # fmt: skip
+    training = training_bytes(shape, parameters, tokens=micro_batch * context, trained=parameters)
+    return MemoryPlan(always, {"training": training})
 
 
-def _training(
-    shape: Shape, parameters: int, tokens: int, compute: DType, logit_rows: int, checkpointing: bool
+def training_bytes(
+    shape: Shape,
+    parameters: int,
+    *,
+    tokens: int,
+    trained: int,
+    compute: DType = "float32",
+    checkpointing: bool = False,
 ) -> dict[str, int]:
-    """What a forward and backward pass over `tokens` tokens holds."""
+    """What a forward and backward pass over `tokens` tokens (padding counts) holds: the one formula of all trainers.
+
+    Args:
+        trained: parameters of the tensors that have a gradient.
+    """
     size = BYTES[compute]
     inner = shape.hidden if checkpointing else layer_activation_width(shape)
     return {
-        "gradients (fp32)": 4 * parameters,
+        "gradients (fp32)": 4 * trained,
         "weights cast for the passes": parameters * size if size != 4 else 0,
+        "gradient of the head beside that of the embedding": 2 * 4 * shape.vocab * shape.hidden,
         "activations": tokens * shape.layers * inner * size
         + (tokens * layer_activation_width(shape) * size if checkpointing else 0),
-        "logits and their gradient": 3 * 4 * min(logit_rows, tokens) * shape.vocab,
+        "logits and their gradient": 4 * 4 * min(LOGIT_CHUNK, tokens * shape.vocab),
     }
-
-
-def rollout_bytes(shape: Shape, *, slots: int, context: int, dtype: DType) -> dict[str, int]:
-    """KV cache, logits (float32, with the exponentials) and working activations of decoding."""
-    if min(slots, context) < 1:
-        raise MetricError(f"slots and context must be at least 1, got {slots} and {context}")
-    return {
-        "KV cache": slots * context * kv_bytes_per_token(shape, dtype),
-        "logits": 2 * 4 * slots * shape.vocab,
-        "activations": slots * layer_activation_width(shape) * BYTES[dtype],
-    }
-
-
-def _packed(copies: int, parameters: int, dtype: DType) -> dict[str, int]:
-    return {"packed weights": copies * parameters * BYTES[dtype]} if copies else {}
 
 
 def kv_bytes_per_token(shape: Shape, dtype: DType) -> int:
     """Keys and values of one token in all layers: 2 layers kv_heads head_dim bytes."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+def decode_width(shape: Shape) -> int:
+    """Values a row that decoding holds, logits left out: h, x, delta (3 hidden), q, k, v and the attention's output,
+    gate, up and their product (3 ffn)."""
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return 3 * shape.hidden + attention + 3 * shape.ffn
 
 
 def layer_activation_width(shape: Shape) -> int:
@@ -234,6 +306,51 @@ def layer_activation_width(shape: Shape) -> int:
     """
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     return 4 * shape.hidden + attention + 4 * shape.ffn
+
+
+def _base(shape: Shape, workers: int) -> dict[str, int]:
+    """Interpreters, libraries, tokenizers."""
+    tokenizer = TOKENIZER * shape.vocab
+    out = {"Python, torch, tokenizer": PROCESS + tokenizer}
+    if workers > 1:
+        out[f"the same in {workers} workers"] = workers * (WORKER + tokenizer)
+    return out
+
+
+def _masters(parameters: int, low_memory: bool, theta_0: bool) -> dict[str, int]:
+    return {
+        "master (fp32)": 0 if low_memory else 4 * parameters,
+        "theta_0 (fp32)": 4 * parameters if theta_0 and not low_memory else 0,
+    }
+
+
+def _with_engines(
+    plan: MemoryPlan, shape: Shape, parameters: int, decoding: Decoding, workers: int, on_device: bool
+) -> MemoryPlan:
+    """The plan with an engine in this process, or in each worker."""
+    kept, rollout = (
+        {k: workers * v for k, v in part.items()}
+        for part in (decoding.kept(shape, parameters), decoding.rollout(shape))
+    )
+    if on_device:
+        return replace(plan, device={**plan.device, **kept, **rollout})
+    return replace(plan, always={**plan.always, **kept}, phases={**plan.phases, "rollout": rollout})
+
+
+def _with_probe(
+    plan: MemoryPlan, shape: Shape, parameters: int, probe: Decoding, workers: int, on_device: bool
+) -> MemoryPlan:
+    """The plan with the probes' engines beside it, in processes of their own where the population's are."""
+    more = {"probe: the same in workers": workers * (WORKER + TOKENIZER * shape.vocab)} if workers > 1 else {}
+    kept = {f"probe: {k}": workers * v for k, v in probe.kept(shape, parameters).items()}
+    rollout = {k: workers * v for k, v in probe.rollout(shape).items()}
+    if on_device:
+        return replace(plan, always={**plan.always, **more}, device={**plan.device, **kept})
+    return replace(plan, always={**plan.always, **more, **kept}, phases={**plan.phases, "probe": rollout})
+
+
+def _ceil(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 def human(size: int) -> str:

@@ -12,11 +12,14 @@ from typing import Any, Self
 
 from broaden import tasks
 from broaden.engines.build import DTYPES, KINDS
+from broaden.engines.torch_engine import default_slots
 from broaden.errors import MissingFileError, UsageError
 from broaden.evaluation import conditions, evaluate
+from broaden.ledger.memory import MemoryPlan
 from broaden.models.checkpoint import Model, Weights, load_model
 from broaden.models.sources import resolve
 from broaden.records import Sample, SampleSet, Sampling
+from broaden.runs.memory import Machine, eval_memory, fit_slots, sampling
 from broaden.runs.prepare import check_context, encode, pick_device
 from broaden.runs.sampler import Sampler, sampler_settings
 from broaden.store import RunDir, SampleStore
@@ -89,9 +92,12 @@ class Evaluator:
     A context manager, since worker processes may stand behind it.
     """
 
-    def __init__(self, source: str, settings: EvalSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self, source: str, settings: EvalSettings, note: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.settings, self.note = settings, note
         self.device = pick_device(settings.device)
+        self.machine = Machine.here(self.device)
         self.task = tasks.get(settings.task)
         data = Path(settings.data) if settings.data is not None else None
         split = settings.split or self.task.default_split
@@ -117,6 +123,29 @@ class Evaluator:
     ) -> None:
         if self.sampler is not None:
             self.sampler.close()
+
+    def memory(self, slots: int | None = None) -> MemoryPlan | None:
+        """What it would hold with so many slots (default: those asked for); None for a model of another family."""
+        s, spec = self.settings, self.model.spec
+        if spec.family == "other" or s.engine == "generate":
+            return None
+        at_once = min(len(self.problems), max(1, CHUNK_SAMPLES // s.samples))
+        drawn = sampling(
+            at_once, s.samples, self.longest, s.max_new_tokens, slots or s.slots or default_slots(spec), s.dtype,
+            s.workers, self.machine,
+        )  # fmt: skip
+        return eval_memory(
+            spec, self.model.parameters, drawn, samples=self.total, workers=s.workers, machine=self.machine
+        )
+
+    def fit(self) -> None:
+        """Take as many slots as fit. Raises UsageError where not even the fewest do."""
+        if self.memory() is None:
+            return
+        wanted = self.settings.slots or default_slots(self.model.spec)
+        slots = fit_slots(lambda n: self.memory(n) or MemoryPlan({}, {}), wanted, self.machine, self.note)
+        if slots != wanted:
+            self.settings = replace(self.settings, slots=slots)
 
     @property
     def total(self) -> int:
@@ -160,6 +189,8 @@ class Evaluator:
     def _engine(self, weights: Weights) -> Any:
         s = self.settings
         if self.sampler is None:
+            self.fit()
+            s = self.settings
             host = sampler_settings(
                 self.folder, s.task, engine=s.engine, dtype=s.dtype, device=self.device, slots=s.slots,
                 max_context=self.longest + s.max_new_tokens,

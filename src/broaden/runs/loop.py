@@ -36,6 +36,7 @@ from broaden.runs.account import hand_over, is_over, spent, stage_ends, stages_s
 from broaden.runs.checkpoints import Position
 from broaden.runs.events import Silent, Watcher
 from broaden.runs.interrupt import Interrupts
+from broaden.runs.memory import fit
 from broaden.runs.prepare import Prepared, parameterisation, prepare
 from broaden.runs.probe import Prober
 from broaden.runs.stages import ActiveStage, stage_seed, start_stage
@@ -64,10 +65,11 @@ def train(config: RunConfig, out: Path, *, watcher: Watcher | None = None) -> Ru
         DivergedError: weights or rewards left what training can mend; the log and checkpoints are intact.
     """
     RunDir.check_free(out)
-    prepared = prepare(config)
+    watcher = watcher or Silent()
+    prepared = fit(prepare(config), watcher.note)
     weights.check_room(config, prepared.model, out)
     run = RunDir.create(out, manifest(prepared), to_toml(config))
-    return _Run(run, prepared, watcher or Silent()).go()
+    return _Run(run, prepared, watcher).go()
 
 
 def resume(path: Path, *, config: RunConfig | None = None, watcher: Watcher | None = None) -> RunResult:
@@ -84,9 +86,9 @@ def resume(path: Path, *, config: RunConfig | None = None, watcher: Watcher | No
             f"{path} was started with another configuration:\n{diff(stored, config)}",
             "resume without a configuration, or start a new run with --out",
         )
-    prepared = prepare(config or stored)
-    _check_unchanged(run, prepared)
     watcher = watcher or Silent()
+    prepared = fit(prepare(config or stored), watcher.note)
+    _check_unchanged(run, prepared)
     for message in run.messages:
         watcher.note(message)
     return _Run(run, prepared, watcher).go()

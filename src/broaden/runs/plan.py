@@ -11,33 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
 from broaden.config.presets import GRPO
-from broaden.engines.build import DTYPES
-from broaden.engines.lowrank import low_rank_slots
-from broaden.engines.runner import ROW_MULTIPLE, round_up
-from broaden.engines.torch_engine import default_slots, packs
 from broaden.errors import UnreachableError, UsageError
 from broaden.grpo.settings import differences
 from broaden.ledger.budget import Budget, EsPlan, GrpoPlan
 from broaden.ledger.flops import ModelSize, sft_full
-from broaden.ledger.memory import MemoryPlan, plan_es, plan_grpo, plan_sft
+from broaden.ledger.memory import MemoryPlan
 from broaden.models.known import spec_of
 from broaden.models.sources import at_hand
 from broaden.models.spec import ModelSpec
+from broaden.runs.memory import Machine, Sizes, sizes_of, stage_memory
 from broaden.runs.prepare import (
     Prepared,
     check_selections,
     load_task,
     longest_response,
-    lora_settings,
-    low_rank_at_once,
-    members_at_once,
     model_folder,
-    on_cpu,
-    parameterisation,
     pick_device,
     prepare,
 )
@@ -148,6 +138,7 @@ class RunPlan:
     facts: Facts
     stages: tuple[StagePlan, ...]
     assumed: Assumed
+    machine: Machine
 
     def to_json(self) -> dict[str, Any]:
         """JSON types."""
@@ -156,7 +147,7 @@ class RunPlan:
             "parameters": f.parameters, "by_shape": f.by_shape, "problems": f.problems, "bad_rows": f.bad_rows,
             "prompt_tokens": f.prompt_tokens, "longest_prompt": f.longest_prompt, "notes": list(f.notes),
             "tokens_per_second": self.assumed.tokens_per_second, "stages": [s.to_json() for s in self.stages],
-            "total": self._total(),
+            "available_bytes": self.machine.memory, "total": self._total(),
         }  # fmt: skip
 
     def _total(self) -> dict[str, Any]:
@@ -198,7 +189,21 @@ class RunPlan:
             f"the paper's ledger, {total['flops_full']:.3g} by the full one"
         )
         foot += "" if total["seconds"] is None else f", {_duration(total['seconds'])}"
-        return "\n".join([*head, *(f"stage {i}: {s.text()}" for i, s in enumerate(self.stages)), foot])
+        stages = [f"stage {i}: {s.text()}" for i, s in enumerate(self.stages)]
+        return "\n".join([*head, *stages, *self._fits(), foot])
+
+    def _fits(self) -> list[str]:
+        """Whether the most that a stage needs is there; nothing where no plan is known."""
+        plans = [s.memory for s in self.stages if s.memory is not None]
+        if not plans:
+            return []
+        worst = max(plans, key=lambda p: (self.machine.short(p), p.peak))
+        short = (
+            "; a run here would decode fewer sequences at once, or refuse"
+            if self.machine.short(worst)
+            else ""
+        )
+        return [f"the most: {self.machine.text(worst)}{short}"]
 
 
 def plan(config: RunConfig, assumed: Assumed | None = None) -> RunPlan:
@@ -209,9 +214,9 @@ def plan(config: RunConfig, assumed: Assumed | None = None) -> RunPlan:
     """
     assumed = assumed or Assumed()
     known = facts(config, assumed)
-    return RunPlan(
-        known, tuple(_stage(known, config, i, assumed) for i in range(len(config.stages))), assumed
-    )
+    machine = Machine.here(pick_device(config.engine.device))
+    stages = (_stage(known, config, i, assumed, machine) for i in range(len(config.stages)))
+    return RunPlan(known, tuple(stages), assumed, machine)
 
 
 def facts(config: RunConfig, assumed: Assumed) -> Facts:
@@ -277,7 +282,7 @@ def _assumed(
     )  # fmt: skip
 
 
-def _stage(known: Facts, config: RunConfig, index: int, assumed: Assumed) -> StagePlan:
+def _stage(known: Facts, config: RunConfig, index: int, assumed: Assumed, machine: Machine) -> StagePlan:
     """A stage's plan, over as many updates as its share of the budget lasts for."""
     stage = config.stages[index]
     if isinstance(stage, EsStage):
@@ -293,7 +298,8 @@ def _stage(known: Facts, config: RunConfig, index: int, assumed: Assumed) -> Sta
     found = make(planned)
     if assumed.tokens_per_second is not None:
         found = _timed(found, known, assumed.tokens_per_second)
-    return replace(found, updates=stage.updates, planned=planned, memory=_memory(known, config, index))
+    memory = stage_memory(config, index, _sizes(known, config, index), machine)
+    return replace(found, updates=stage.updates, planned=planned, memory=memory)
 
 
 def _lasts(config: RunConfig, index: int, full: StagePlan) -> int:
@@ -381,53 +387,13 @@ def _plan(algo: str, updates: int, rollouts: int, steps: int, response: float, b
     )  # fmt: skip
 
 
-def _memory(known: Facts, config: RunConfig, index: int) -> MemoryPlan | None:
-    stage, spec, dtype = config.stages[index], known.spec, config.model.dtype
-    if spec.family == "other":
-        return None
-    if isinstance(stage, SftStage):
-        _, longest = _example_tokens(known, config, index)
-        rows = min(stage.micro_batch or stage.batch, stage.batch)
-        return plan_sft(
-            spec, known.parameters, micro_batch=rows, context=longest, noisy=stage.weight_noise > 0
-        )
-    members = members_at_once(config, stage, True, known.parameters)
-    packed = _packed_copies(config, spec, members, stage.max_new_tokens)
-    context = known.longest_prompt + stage.max_new_tokens
-    slots = config.engine.slots or default_slots(spec)
-    if isinstance(stage, EsStage):
-        shared, asked = low_rank_at_once(config, stage), stage.prompts * stage.samples
-        if stage.parameterisation == "low_rank":
-            slots, asked, packed = low_rank_slots(shared, slots), round_up(asked, ROW_MULTIPLE), 0
-        rows = members * shared * min(slots, asked)
-        return plan_es(
-            spec, known.parameters, members_at_once=members, slots=rows, context=context, dtype=dtype,
-            workers=config.population.workers, largest_tensor=known.largest_tensor, packed=packed,
-            low_rank=shared * low_rank_values(stage, spec),
-        )  # fmt: skip
-    lora = lora_settings(stage)
-    factors, adapted = lora.sizes(spec.shapes()) if lora else (0, 0)
-    return plan_grpo(
-        spec, known.parameters, slots=min(slots, stage.prompts * stage.group), context=context,
-        micro_batch=min(stage.micro_batch, stage.prompts * stage.group), dtype=dtype, compute=stage.compute,
-        stage_start=stage.kl > 0 and stage.reference == "stage_start", checkpointing=stage.checkpoint_layers,
-        factors=factors, adapted=adapted, adapted_kept=index > 0, packed=packed,
-    )  # fmt: skip
-
-
-def _packed_copies(config: RunConfig, spec: ModelSpec, members: int, new: int) -> int:
-    """Packed weight sets that rollouts hold at once: one for each thread that has a member of its own."""
-    one_by_one = on_cpu(config.engine.device) and config.engine.kind != "generate" and config.engine.packed
-    if not (one_by_one and packs(spec, DTYPES[config.model.dtype], 1, new)):
-        return 0
-    workers = config.population.workers
-    return workers if workers > 1 else min(members, torch.get_num_threads())
-
-
-def low_rank_values(stage: EsStage, spec: ModelSpec) -> int:
-    """16-bit factors of one low-rank member; 0 where a stage has none."""
-    how, shapes = parameterisation(stage), spec.shapes()
-    return sum(how.rank * sum(shapes[name]) for name in how.select(shapes) if len(shapes[name]) == 2)
+def _sizes(known: Facts, config: RunConfig, index: int) -> Sizes:
+    """What the stage's memory depends on."""
+    stage = config.stages[index]
+    example = _example_tokens(known, config, index)[1] if isinstance(stage, SftStage) else 0
+    if known.prepared is not None:
+        return replace(sizes_of(known.prepared), example=example)
+    return Sizes(known.spec, known.parameters, known.largest_tensor, known.longest_prompt, example=example)
 
 
 def _duration(seconds: float) -> str:

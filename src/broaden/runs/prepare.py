@@ -43,7 +43,7 @@ class ProbeSet:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was loaded and checked."""
+    """What was loaded and checked. `slots`: sequences decoded at once, None: by the model's size."""
 
     config: RunConfig
     folder: Path
@@ -53,6 +53,7 @@ class Prepared:
     prompts: tuple[Prompt, ...]
     device: str
     probes: tuple[ProbeSet, ...] = ()
+    slots: int | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -70,7 +71,7 @@ def prepare(config: RunConfig) -> Prepared:
     prompts = encode(model.tokenizer, loaded.problems)
     check_context(prompts, longest_response(config), model.spec.max_positions)
     check_selections(config, {n: tuple(w.shape) for n, w in model.weights.items()})
-    prepared = Prepared(config, folder, model, task, loaded, prompts, device)
+    prepared = Prepared(config, folder, model, task, loaded, prompts, device, slots=config.engine.slots)
     if not config.probe.every:
         return prepared
     return replace(prepared, probes=probe_sets(prepared))
@@ -193,7 +194,7 @@ def host_settings(prepared: Prepared, stage: EsStage | GrpoStage) -> HostSetting
         model=str(prepared.folder), task=config.task.name, engine=config.engine.kind,
         dtype=config.model.dtype, device=prepared.device,
         members=members_at_once(config, stage, prepared.model.spec.family != "other", prepared.model.parameters),
-        slots=config.engine.slots, max_context=longest, packed=config.engine.packed,
+        slots=prepared.slots, max_context=longest, packed=config.engine.packed,
         low_rank=low_rank_at_once(config, stage),
     )  # fmt: skip
 

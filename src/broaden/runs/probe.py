@@ -93,7 +93,7 @@ class Prober:
             longest = max(len(p.ids) for probes in self.prepared.probes for p in probes.prompts)
             settings = sampler_settings(
                 self.prepared.folder, run.task.name, engine=run.engine.kind, dtype=run.model.dtype,
-                device=self.prepared.device, slots=run.engine.slots, max_context=longest + self.prepared.new_tokens,
+                device=self.prepared.device, slots=self.prepared.slots, max_context=longest + self.prepared.new_tokens,
             )  # fmt: skip
             self.sampler = Sampler(settings, weights, run.population.workers)
         else:

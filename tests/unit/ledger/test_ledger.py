@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -21,7 +21,7 @@ from broaden.ledger import (
     plan_sft,
     sft_full,
 )
-from broaden.ledger.memory import human, kv_bytes_per_token
+from broaden.ledger.memory import PROCESS, TOKENIZER, WORKER, Decoding, human, kv_bytes_per_token
 
 SIZE = ModelSize(1000, layers=2, width=8)
 
@@ -91,66 +91,94 @@ class Shape:
     vocab: int = 100
 
 
-def test_memory_of_es_has_no_optimiser() -> None:
-    plan = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16")
-    assert plan.always == {
-        "master (fp32)": 20_000,
-        "anchor theta_0 (fp32)": 20_000,
-        "working copies (1 x 3)": 30_000,
+DRAWN = Decoding(rows=20, prompts=5, prompt=70, new=60, slots=64, dtype="bfloat16", members=3)
+TOKEN = 2 * 2 * 2 * 4 * 2  # keys and values, layers, heads, width, bytes
+WIDTH = 3 * 16 + 2 * 6 * 4 + 3 * 32  # h, x, delta; q, k, v, mixed; gate, up, act
+
+
+def test_decoding_by_hand() -> None:
+    """20 rows are 32 seats; 130 positions are three tiles of 64, a prefix of 69 tokens two."""
+    assert kv_bytes_per_token(Shape(), "bfloat16") == TOKEN
+    assert DRAWN.seats(Shape()) == 32
+    assert DRAWN.rollout(Shape()) == {
+        "KV cache": 32 * 192 * TOKEN,
+        "KV cache of prompts": 5 * 128 * TOKEN,
+        "completions": 3 * 20 * 60 * (8 + 4),
     }
-    assert kv_bytes_per_token(Shape(), "bfloat16") == 2 * 2 * 2 * 4 * 2
-    assert plan.phases["rollout"]["KV cache"] == 6 * 64 * 64
-    assert plan.phases["rollout"]["logits"] == 2 * 4 * 6 * 100
-    rollout = sum(plan.phases["rollout"].values())
-    assert plan.peak == 70_000 + max(rollout, 8 * 1600)
-    assert "packed weights" not in plan.phases["rollout"]
-    packed = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16", packed=2)
-    assert packed.phases["rollout"] == {**plan.phases["rollout"], "packed weights": 20_000}
-    two = plan_es(Shape(), 5000, members_at_once=3, slots=6, context=64, dtype="bfloat16", workers=2)
-    assert two.phases["rollout"]["KV cache"] == 2 * 6 * 64 * 64
-    assert two.always["working copies (2 x 3)"] == 60_000
-    assert two.always["copy that worker processes read (fp32)"] == 20_000
+    assert DRAWN.kept(Shape(), 5000) == {
+        "working copies": 3 * 5000 * 2,
+        "decoding: activations and logits": (32 * (WIDTH + 100) + 352 * WIDTH) * 2,  # 5 x 69 prompt tokens
+    }
 
 
-def test_memory_of_grpo_and_eval() -> None:
-    plan = plan_grpo(Shape(), 5000, slots=4, context=64, micro_batch=2)
-    assert plan.always["AdamW moments (fp32)"] == 40_000
-    assert plan.always["working copy"] == 20_000
-    assert plan.always["anchor theta_0 (fp32)"] == 20_000
-    assert plan.phases["training"]["weights cast for the passes"] == 0
-    width = 4 * 16 + 2 * 6 * 4 + 4 * 32
-    assert plan.phases["training"]["activations"] == 128 * 2 * width * 4
-    assert plan.phases["training"]["logits and their gradient"] == 3 * 4 * 128 * 100
-    less = plan_grpo(Shape(), 5000, slots=4, context=64, micro_batch=2, checkpointing=True)
-    assert less.peak < plan.peak
-    half = plan_grpo(
-        Shape(),
-        5000,
-        slots=4,
-        context=64,
-        micro_batch=2,
-        dtype="bfloat16",
-        compute="bfloat16",
-        stage_start=True,
-    )
-    assert half.always["working copy"] == 10_000
-    assert half.always["reference (fp32)"] == 20_000
-    assert half.phases["training"]["weights cast for the passes"] == 10_000
-    assert half.phases["training"]["activations"] == plan.phases["training"]["activations"] // 2
-    warm = plan_sft(Shape(), 5000, micro_batch=2, context=64, noisy=True)
-    assert sum(warm.always.values()) == 5000 * (4 + 8 + 4 + 4)
-    assert warm.phases["training"] == plan.phases["training"]
-    assert plan_eval(Shape(), 5000, slots=4, context=64).always == {"weights": 20_000}
+def test_decoding_in_lanes_batches_and_few_slots() -> None:
+    one = replace(DRAWN, members=1)
+    assert replace(one, slots=16).seats(Shape()) == 16
+    assert replace(one, lanes=2).rollout(Shape())["KV cache"] == 2 * one.rollout(Shape())["KV cache"]
+    together = replace(DRAWN, batch=3).rollout(Shape())
+    assert together["KV cache"] == 3 * one.rollout(Shape())["KV cache"]
+    long = replace(one, rows=10_000, prompts=1, slots=4096, prompt=60, new=100_000)  # 1,564 tiles of 64
+    assert long.seats(Shape()) == (2 << 30) // ((1564 + 1) * 64 * TOKEN) // 16 * 16
     with pytest.raises(MetricError):
-        plan_eval(Shape(), 5000, slots=0, context=64)
+        replace(one, rows=0)
+
+
+def test_memory_of_es_has_no_optimiser() -> None:
+    kept, rollout = (sum(x.values()) for x in (DRAWN.kept(Shape(), 5000), DRAWN.rollout(Shape())))
+    base = PROCESS + TOKENIZER * 100
+    assert plan_es(Shape(), 5000, DRAWN).peak == base + 20_000 + kept + rollout
+    assert plan_es(Shape(), 5000, DRAWN, low_memory=True, theta_0=True).peak == base + kept + rollout
+    assert plan_es(Shape(), 5000, DRAWN, theta_0=True).peak == base + 40_000 + kept + rollout
+    two = plan_es(Shape(), 5000, DRAWN, workers=2)  # they read the master itself
+    assert two.peak == base + 2 * (WORKER + TOKENIZER * 100) + 20_000 + 2 * (kept + rollout)
+    assert plan_es(Shape(), 5000, None).peak == base + 20_000
+    there = plan_es(Shape(), 5000, DRAWN, on_device=True)
+    assert (there.peak, there.device_peak) == (base + 20_000, kept + rollout)
+
+
+def test_a_probe_has_an_engine_of_its_own() -> None:
+    probe = replace(DRAWN, members=1, rows=64)
+    plan, with_probe = plan_es(Shape(), 5000, DRAWN), plan_es(Shape(), 5000, DRAWN, probe=probe)
+    kept = sum(probe.kept(Shape(), 5000).values())
+    assert sum(with_probe.always.values()) == sum(plan.always.values()) + kept
+    worst = max(sum(x.rollout(Shape()).values()) for x in (probe, DRAWN))
+    assert with_probe.peak == sum(with_probe.always.values()) + worst
+
+
+def test_memory_of_training() -> None:
+    drawn = replace(DRAWN, members=1, dtype="float32")
+    plan = plan_grpo(Shape(), 5000, drawn, micro_batch=2)
+    assert plan.always["AdamW moments (fp32)"] == 40_000
+    assert plan.always["working copies"] == 20_000
+    training, width = plan.phases["training"], 4 * 16 + 2 * 6 * 4 + 4 * 32
+    assert training["activations"] == 2 * 130 * 2 * width * 4
+    assert training["logits and their gradient"] == 4 * 4 * 260 * 100
+    assert training["weights cast for the passes"] == 0
+    assert plan.phases["optimiser step"]["norm of the largest tensor (64 bit)"] == 16 * 1600
+    less = plan_grpo(Shape(), 5000, drawn, micro_batch=2, checkpointing=True)
+    assert less.phases["training"]["activations"] < training["activations"]
+    half = plan_grpo(Shape(), 5000, drawn, micro_batch=2, compute="bfloat16")
+    assert half.phases["training"]["weights cast for the passes"] == 10_000
+    assert half.phases["training"]["activations"] == training["activations"] // 2
+    warm = plan_sft(Shape(), 5000, micro_batch=2, context=130, noisy=True)
+    assert sum(warm.always.values()) == PROCESS + TOKENIZER * 100 + 5000 * (4 + 8 + 4)
+    assert warm.phases["training"] == training
+
+
+def test_memory_of_an_evaluation() -> None:
+    drawn = replace(DRAWN, members=1, numbers=1)
+    plan = plan_eval(Shape(), 5000, drawn, samples=100, workers=2)
+    assert plan.always["weights that worker processes read (fp32)"] == 20_000
+    assert plan.always["samples, as long as they may be"] == 100 * (60 * 40 + 1500)
+    assert plan.phases["rollout"]["completions"] == 2 * 20 * 60 * (8 + 4 + 36)
 
 
 def test_the_table_is_aligned_and_ends_with_the_peak() -> None:
-    plan = plan_es(Shape(), 134_515_008, members_at_once=1, slots=64, context=512, dtype="bfloat16")
+    plan = plan_es(Shape(), 134_515_008, replace(DRAWN, members=1))
     lines = plan.table().splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[0].startswith("always")
-    assert lines[0].endswith("513 MiB")
+    assert lines[1].endswith("513 MiB")
     assert "peak" in lines[-1]
 
 
