@@ -275,13 +275,13 @@ def training_bytes(
         trained: parameters of the tensors that have a gradient.
     """
     size = BYTES[compute]
-    inner = shape.hidden if checkpointing else layer_activation_width(shape)
+    layer = layer_activations(shape, compute)
+    kept = shape.layers * shape.hidden * size + layer if checkpointing else shape.layers * layer
     return {
         "gradients (fp32)": 4 * trained,
         "weights cast for the passes": parameters * size if size != 4 else 0,
         "gradient of the head beside that of the embedding": 2 * 4 * shape.vocab * shape.hidden,
-        "activations": tokens * shape.layers * inner * size
-        + (tokens * layer_activation_width(shape) * size if checkpointing else 0),
+        "activations": tokens * kept,
         "logits and their gradient": 4 * 4 * min(LOGIT_CHUNK, tokens * shape.vocab),
     }
 
@@ -298,14 +298,17 @@ def decode_width(shape: Shape) -> int:
     return 3 * shape.hidden + attention + 3 * shape.ffn
 
 
-def layer_activation_width(shape: Shape) -> int:
-    """Values a token that one decoder layer keeps for its backward pass.
+def layer_activations(shape: Shape, dtype: DType) -> int:
+    """Bytes a token that one decoder layer keeps for its backward pass (`models.decoder.layer`).
 
-    Two norms' inputs and outputs (4 hidden), q, k, v and the attention output before o
-    (2 heads head_dim + 2 kv_heads head_dim), gate, up, their activation and product (4 ffn).
+    Two norms' inputs, normed values and outputs (6 hidden); q and k before and after rotation, v, k and v repeated for
+    all heads, the attention's output as it comes and as o takes it (6 heads head_dim + 3 kv_heads head_dim); gate, up,
+    silu, product (4 ffn). Below float32 the norms and the rotation keep float32 copies of their inputs beside.
     """
-    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    return 4 * shape.hidden + attention + 4 * shape.ffn
+    heads, kv_heads = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    width = 6 * shape.hidden + 6 * heads + 3 * kv_heads + 4 * shape.ffn
+    wide = 0 if dtype == "float32" else 4 * shape.hidden + heads + kv_heads
+    return BYTES[dtype] * width + 4 * wide
 
 
 def _base(shape: Shape, workers: int) -> dict[str, int]:

@@ -166,6 +166,8 @@ def test_the_plan_counts_what_lora_holds(model: Path) -> None:
     assert full.memory.always["AdamW moments (fp32)"] == 8 * parameters
     assert low.memory.always["AdamW moments (fp32)"] == 8 * factors
     assert low.memory.always["factors of LoRA (fp32)"] == 4 * factors
-    assert low.memory.always["adapted matrices as they were (fp32)"] == 0  # read from the boundary's checkpoint
+    assert (
+        low.memory.always["adapted matrices as they were (fp32)"] == 0
+    )  # read from the boundary's checkpoint
     assert low.memory.phases["training"]["gradients (fp32)"] == 4 * adapted
     assert low.memory.peak < full.memory.peak
