@@ -23,6 +23,7 @@ PROCESS, WORKER = 275 * MIB, 220 * MIB
 """Interpreter, torch, Numba, compiled kernels in the run's process and in a worker: measured (Linux, one thread)."""
 TOKENIZER = 1400
 """Bytes a vocabulary entry of a loaded tokenizer, measured."""
+LIBRARIES, MASTER, THETA_0 = "Python, torch, tokenizer", "master (fp32)", "theta_0 (fp32)"
 CACHE_BYTES = 2 << 30
 """Most keys and values of one engine call (the engine's own default)."""
 ROWS, POSITIONS, PROMPT_ROWS = 16, 64, 512
@@ -311,10 +312,24 @@ def layer_activations(shape: Shape, dtype: DType) -> int:
     return BYTES[dtype] * width + 4 * wide
 
 
+def with_self_test(plan: MemoryPlan, shape: Shape, dtype: DType) -> MemoryPlan:
+    """The plan with the engine's self-test (`engines.selftest.reduced`: five small weight sets), which comes before
+    engines, workers and optimiser are there: only what it needs beyond these counts."""
+    hidden, heads, kv_heads = (
+        min(shape.hidden, 1024),
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    )
+    layer = hidden * (2 * heads + 2 * kv_heads) + 3 * hidden * min(shape.ffn, 4096)
+    needed = 5 * BYTES[dtype] * (min(shape.layers, 2) * layer + min(shape.vocab, 512) * hidden)
+    later = sum(size for what, size in plan.always.items() if what not in (LIBRARIES, MASTER, THETA_0))
+    return replace(plan, phases={**plan.phases, "self-test": {"beyond the engine": max(0, needed - later)}})
+
+
 def _base(shape: Shape, workers: int) -> dict[str, int]:
     """Interpreters, libraries, tokenizers."""
     tokenizer = TOKENIZER * shape.vocab
-    out = {"Python, torch, tokenizer": PROCESS + tokenizer}
+    out = {LIBRARIES: PROCESS + tokenizer}
     if workers > 1:
         out[f"the same in {workers} workers"] = workers * (WORKER + tokenizer)
     return out
@@ -322,8 +337,8 @@ def _base(shape: Shape, workers: int) -> dict[str, int]:
 
 def _masters(parameters: int, low_memory: bool, theta_0: bool) -> dict[str, int]:
     return {
-        "master (fp32)": 0 if low_memory else 4 * parameters,
-        "theta_0 (fp32)": 4 * parameters if theta_0 and not low_memory else 0,
+        MASTER: 0 if low_memory else 4 * parameters,
+        THETA_0: 4 * parameters if theta_0 and not low_memory else 0,
     }
 
 

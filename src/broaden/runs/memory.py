@@ -17,7 +17,16 @@ from broaden.engines.torch_engine import default_batch, default_slots
 from broaden.errors import UsageError
 from broaden.evaluation.sampling import CHUNK_PROBLEMS
 from broaden.ledger.available import available, held
-from broaden.ledger.memory import Decoding, MemoryPlan, human, plan_es, plan_eval, plan_grpo, plan_sft
+from broaden.ledger.memory import (
+    Decoding,
+    MemoryPlan,
+    human,
+    plan_es,
+    plan_eval,
+    plan_grpo,
+    plan_sft,
+    with_self_test,
+)
 from broaden.models.spec import ModelSpec
 from broaden.population.processes import REQUESTS_A_GROUP
 from broaden.runs.prepare import Prepared, lora_settings, members_at_once
@@ -117,19 +126,23 @@ def stage_memory(
     probe = _probe(config, sizes, machine, slots)
     if isinstance(stage, EsStage):
         decoding = None if stage.control == "random_z" else _es(config, stage, sizes, machine, slots)
-        return plan_es(
+        plan = plan_es(
             spec, sizes.parameters, decoding, workers=workers, low_memory=config.low_memory,
             theta_0=bool(stage.decay) and not sizes.float32, probe=probe, on_device=machine.on_device,
         )  # fmt: skip
+        return (
+            with_self_test(plan, spec, config.model.dtype) if config.engine.self_test and decoding else plan
+        )
     lora = lora_settings(stage)
     factors, adapted = lora.sizes(spec.shapes()) if lora else (0, 0)
-    return plan_grpo(
+    plan = plan_grpo(
         spec, sizes.parameters, _grpo(config, stage, sizes, machine, slots),
         micro_batch=min(stage.micro_batch, stage.prompts * stage.group), compute=stage.compute, workers=workers,
         low_memory=config.low_memory, checkpointing=stage.checkpoint_layers, factors=factors, adapted=adapted,
         adapted_kept=index == 0 and not sizes.float32, largest_tensor=sizes.largest_tensor, probe=probe,
         on_device=machine.on_device,
     )  # fmt: skip
+    return with_self_test(plan, spec, config.model.dtype) if config.engine.self_test else plan
 
 
 def _es(config: RunConfig, stage: EsStage, sizes: Sizes, machine: Machine, slots: int) -> Decoding:

@@ -15,6 +15,7 @@ from broaden.runs.account import stage_ends
 from broaden.runs.loop import stored_config
 from broaden.runs.prepare import model_folder
 from broaden.runs.stages import stage_seed
+from broaden.runs.weights import theta_0
 from broaden.store import RunDir
 
 Weights = dict[str, torch.Tensor]
@@ -42,7 +43,7 @@ def replay_run(
             f"step {step} is not in the log of {path}, which has {logged} updates", f"0 to {logged}"
         )
     stage, start = _stage_of(step, ends)
-    origin = load_model(model_folder(config)).weights
+    origin = theta_0(config, load_model(model_folder(config), mapped=True), path)
     center = _stage_start(run, origin, start)
     wanted = [x["line"] for x in lines if x["stage"] == stage and start <= x["step"] < step]
     if len(wanted) != step - start:
@@ -71,10 +72,14 @@ def _stage_of(step: int, ends: list[int]) -> tuple[int, int]:
 
 def _stage_start(run: RunDir, origin: Weights, start: int) -> Weights:
     if start == 0:
-        return {n: t.clone() for n, t in origin.items()}
+        return _copy(origin)
     folder = run.checkpoint_path(start)
-    found = checkpoints.load_center(folder, checkpoints.position(folder))
-    return {n: t.clone() for n, t in found.items()}
+    return _copy(checkpoints.load_center(folder, checkpoints.position(folder)))
+
+
+def _copy(weights: Weights) -> Weights:
+    """In float32, to be written."""
+    return {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
 
 
 __all__ = ["replay_run"]

@@ -21,7 +21,15 @@ from broaden.ledger import (
     plan_sft,
     sft_full,
 )
-from broaden.ledger.memory import PROCESS, TOKENIZER, WORKER, Decoding, human, kv_bytes_per_token
+from broaden.ledger.memory import (
+    PROCESS,
+    TOKENIZER,
+    WORKER,
+    Decoding,
+    human,
+    kv_bytes_per_token,
+    with_self_test,
+)
 
 SIZE = ModelSize(1000, layers=2, width=8)
 
@@ -134,6 +142,21 @@ def test_memory_of_es_has_no_optimiser() -> None:
     assert plan_es(Shape(), 5000, None).peak == base + 20_000
     there = plan_es(Shape(), 5000, DRAWN, on_device=True)
     assert (there.peak, there.device_peak) == (base + 20_000, kept + rollout)
+
+
+def test_the_self_test_counts_where_it_needs_more_than_what_comes_after_it() -> None:
+    needed = 5 * 4 * (2 * (16 * (2 * 16 + 2 * 8) + 3 * 16 * 32) + 100 * 16)
+    walk = with_self_test(plan_es(Shape(), 5000, None), Shape(), "float32")
+    assert walk.phases["self-test"] == {"beyond the engine": needed}
+    assert walk.peak == PROCESS + TOKENIZER * 100 + 20_000 + needed
+    small = plan_es(Shape(), 5000, replace(DRAWN, members=1))
+    later = sum(small.always.values()) - PROCESS - TOKENIZER * 100 - 20_000
+    assert with_self_test(small, Shape(), "float32").phases["self-test"] == {
+        "beyond the engine": max(0, needed - later)
+    }
+    assert with_self_test(plan_es(Shape(), 10**6, DRAWN), Shape(), "float32").phases["self-test"] == {
+        "beyond the engine": 0
+    }
 
 
 def test_a_probe_has_an_engine_of_its_own() -> None:
