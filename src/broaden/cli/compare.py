@@ -121,7 +121,7 @@ def _evaluate(source: str, name: str, settings: Any, folder: Path) -> SampleSet:
 
     console = common.stderr()
     with (
-        Evaluator(source, settings) as evaluator,
+        Evaluator(source, settings, console.print) as evaluator,
         Interrupts("run the same command again to go on") as stop,
         EvalBars(console, name, evaluator.total) as bars,
     ):

@@ -87,7 +87,10 @@ def _evaluate(
     from broaden.store import SampleStore
 
     out = []
-    with Evaluator(source, settings) as evaluator, Interrupts("run the same command again to go on") as stop:
+    with (
+        Evaluator(source, settings, common.stderr().print) as evaluator,
+        Interrupts("run the same command again to go on") as stop,
+    ):
         for t in temperatures:
             with EvalBars(common.stderr(), f"{name} T={t:g}", evaluator.total) as bars:
 

@@ -16,17 +16,20 @@ VARIABLE = "BROADEN_MEMORY"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def available(root: Path = Path("/")) -> int | None:
-    """Bytes that can be taken beside what this process holds; None where that is not known.
+def available(base: int = 0, root: Path = Path("/")) -> int | None:
+    """Bytes that this process and its workers may hold in all; None where that is not known.
+
+    Args:
+        base: of what this process holds already so much counts as part of that.
 
     Raises:
         UsageError: BROADEN_MEMORY is no size.
     """
     said = os.environ.get(VARIABLE)
     if said:
-        return max(0, _size(said) - held(root))
+        return _size(said)
     found = [x for x in (_field(root / "proc/meminfo", "MemAvailable"), *_groups(root)) if x is not None]
-    return min(found, default=None)
+    return min(found) + min(base, held(root)) if found else None
 
 
 def held(root: Path = Path("/")) -> int:

@@ -16,8 +16,9 @@ from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
 from broaden.engines.torch_engine import default_batch, default_slots
 from broaden.errors import UsageError
 from broaden.evaluation.sampling import CHUNK_PROBLEMS
-from broaden.ledger.available import available, held
+from broaden.ledger.available import available
 from broaden.ledger.memory import (
+    PROCESS,
     Decoding,
     MemoryPlan,
     human,
@@ -45,11 +46,10 @@ class Machine:
 
     @classmethod
     def here(cls, device: str) -> Machine:
-        """This machine now; what this process holds already counts as its own."""
-        free = available()
+        """This machine now; the interpreter and libraries that are loaded already count as the plan's."""
         place = torch.device(device)
         there = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else None
-        return cls(device, None if free is None else free + held(), there, torch.get_num_threads())
+        return cls(device, available(PROCESS), there, torch.get_num_threads())
 
     @property
     def on_device(self) -> bool:

@@ -25,9 +25,11 @@ def write(path: Path, text: str) -> None:
 
 
 def test_the_system(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert available(root) == 1_024_000
+    assert available(root=root) == 1_024_000
+    assert available(10, root) == 1_024_010
+    assert available(10**9, root) == 1_024_000 + 30 * 1024
     assert held(root) == 30 * 1024
-    assert available(tmp_path_factory.mktemp("elsewhere")) is None
+    assert available(5, tmp_path_factory.mktemp("elsewhere")) is None
 
 
 def test_the_tightest_control_group_counts_without_its_page_cache(root: Path) -> None:
@@ -36,18 +38,18 @@ def test_the_tightest_control_group_counts_without_its_page_cache(root: Path) ->
     write(root / "sys/fs/cgroup/outer/memory.current", "500000\n")
     write(root / "sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 100000\n")
     write(root / "sys/fs/cgroup/outer/inner/memory.max", "max\n")
-    assert available(root) == 500_000
+    assert available(root=root) == 500_000
     write(root / "sys/fs/cgroup/outer/inner/memory.max", "700\n")
     write(root / "sys/fs/cgroup/outer/inner/memory.current", "1000\n")
-    assert available(root) == 0
+    assert available(root=root) == 0
 
 
 @pytest.mark.parametrize(
-    ("said", "size"), [("100000", 100_000), ("1.5 MiB", 1_572_864), ("2k", 2048), ("1", 0)]
+    ("said", "size"), [("100000", 100_000), ("1.5 MiB", 1_572_864), ("2k", 2048), ("1B", 1)]
 )
 def test_what_is_said_holds(root: Path, monkeypatch: pytest.MonkeyPatch, said: str, size: int) -> None:
     monkeypatch.setenv(VARIABLE, said)
-    assert available(root) == max(0, size - 30 * 1024)
+    assert available(7, root) == size
 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
