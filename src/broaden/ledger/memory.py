@@ -99,6 +99,9 @@ class Decoding:
         batch: members decoded in one batch.
         lanes: engine calls side by side, one a thread.
         numbers: kept a token beside its id: log-probability, entropy.
+        packed: bfloat16 weights are held a second time during a call, once for each lane with a member of its own.
+        factors: 16-bit values of the low-rank members that share one weight set.
+        cache_bytes: most keys and values of all lanes.
     """
 
     rows: int
@@ -111,6 +114,9 @@ class Decoding:
     batch: int = 1
     lanes: int = 1
     numbers: int = 0
+    packed: bool = False
+    factors: int = 0
+    cache_bytes: int = CACHE_BYTES
 
     def __post_init__(self) -> None:
         if min(self.rows, self.prompts, self.prompt, self.new, self.slots, self.members, self.lanes) < 1:
@@ -121,7 +127,7 @@ class Decoding:
         each = (
             _ceil(self.prompt + self.new, POSITIONS) + _ceil(self.prompt, POSITIONS)
         ) * kv_bytes_per_token(shape, self.dtype)
-        fit = CACHE_BYTES // (each * self.batch * self.lanes) // ROWS * ROWS
+        fit = self.cache_bytes // (each * self.batch * self.lanes) // ROWS * ROWS
         return min(_ceil(self.rows, ROWS), max(ROWS, min(_ceil(self.slots, ROWS), fit)))
 
     def kept(self, shape: Shape, parameters: int) -> dict[str, int]:
@@ -129,23 +135,29 @@ class Decoding:
         size, width, seats = BYTES[self.dtype], decode_width(shape), self.seats(shape)
         prompt_rows = min(PROMPT_ROWS, _ceil(self.prompts * max(1, self.prompt - 1), ROWS))
         rows = self.lanes * self.batch * seats
-        return {
+        kept = {
             "working copies": self.members * parameters * size,
             "decoding: activations and logits": (
                 rows * (width + shape.vocab) + self.lanes * prompt_rows * width
             )
             * size,
         }
+        return kept | ({"factors of low-rank members (16 bit)": 2 * self.factors} if self.factors else {})
 
-    def rollout(self, shape: Shape) -> dict[str, int]:
-        """What a call holds beside that: the caches of sequences and of prompts, and the completions."""
+    def rollout(self, shape: Shape, parameters: int) -> dict[str, int]:
+        """What a call holds beside that: the caches of sequences and of prompts (none where each prompt has one sample
+        and all sit at once), the packed weights, and the completions."""
         seats, calls = self.seats(shape), self.lanes * self.batch
+        each = kv_bytes_per_token(shape, self.dtype)
         positions = seats * _ceil(self.prompt + self.new, POSITIONS)
-        prefixes = min(self.prompts, seats) * _ceil(max(1, self.prompt - 1), POSITIONS)
+        direct = self.prompts >= self.rows and self.rows <= seats
+        prefixes = 0 if direct else min(self.prompts, seats) * _ceil(max(1, self.prompt - 1), POSITIONS)
         tokens = self.rows * max(self.members, calls) * self.new
+        copies = min(self.members, self.lanes) * self.packed
         return {
-            "KV cache": calls * positions * kv_bytes_per_token(shape, self.dtype),
-            "KV cache of prompts": calls * prefixes * kv_bytes_per_token(shape, self.dtype),
+            "KV cache": calls * positions * each,
+            "KV cache of prompts": calls * prefixes * each,
+            **({"packed weights": copies * parameters * BYTES[self.dtype]} if copies else {}),
             "completions": tokens * ((INTEGER if shape.vocab > 256 else 8) + 4 + self.numbers * (FLOAT + 4)),
         }
 
@@ -204,7 +216,7 @@ def plan_grpo(
     factors: int = 0,
     adapted: int = 0,
     adapted_kept: bool = False,
-    largest_tensor: int | None = None,
+    group: int = 1,
     probe: Decoding | None = None,
     on_device: bool = False,
 ) -> MemoryPlan:
@@ -219,7 +231,7 @@ def plan_grpo(
         factors: LoRA's trained values; 0: the weights themselves are trained.
         adapted: with LoRA, parameters of the adapted matrices: what gradients are kept of.
         adapted_kept: those are kept as they were too (where they are not stored in float32).
-        largest_tensor: elements of the largest trained tensor (default: the embedding).
+        group: sequences of one prompt, which is passed once for those in a micro-batch.
     """
     low_rank = {
         "factors of LoRA (fp32)": 4 * factors,
@@ -229,17 +241,13 @@ def plan_grpo(
         **_base(shape, workers), **_masters(parameters, low_memory, False), **(low_rank if factors else {}),
         "AdamW moments (fp32)": 8 * (factors or parameters),
     }  # fmt: skip
-    largest = shape.vocab * shape.hidden if largest_tensor is None else largest_tensor
+    prompts = -(-micro_batch // group)
     training = training_bytes(
-        shape, parameters, tokens=micro_batch * (decoding.prompt + decoding.new), compute=compute,
-        trained=adapted if factors else parameters, checkpointing=checkpointing,
+        shape, parameters, tokens=prompts * decoding.prompt + micro_batch * decoding.new, compute=compute,
+        trained=adapted if factors else parameters, checkpointing=checkpointing, packed=True,
     )  # fmt: skip
-    step = {
-        "gradients (fp32)": training["gradients (fp32)"],
-        "norm of the largest tensor (64 bit)": 16 * largest,
-    }
     plan = _with_engines(MemoryPlan(always, {}), shape, parameters, decoding, workers, on_device)
-    plan = replace(plan, phases={**plan.phases, "training": training, "optimiser step": step})
+    plan = replace(plan, phases={**plan.phases, "training": training})
     return plan if probe is None else _with_probe(plan, shape, parameters, probe, workers, on_device)
 
 
@@ -269,21 +277,23 @@ def training_bytes(
     trained: int,
     compute: DType = "float32",
     checkpointing: bool = False,
+    packed: bool = False,
 ) -> dict[str, int]:
     """What a forward and backward pass over `tokens` tokens (padding counts) holds: the one formula of all trainers.
 
     Args:
         trained: parameters of the tensors that have a gradient.
+        packed: the pass is `models.packed_decoder`, else `models.decoder`.
     """
     size = BYTES[compute]
-    layer = layer_activations(shape, compute)
+    layer = packed_activations(shape, compute) if packed else layer_activations(shape, compute)
     kept = shape.layers * shape.hidden * size + layer if checkpointing else shape.layers * layer
     return {
         "gradients (fp32)": 4 * trained,
         "weights cast for the passes": parameters * size if size != 4 else 0,
         "gradient of the head beside that of the embedding": 2 * 4 * shape.vocab * shape.hidden,
         "activations": tokens * kept,
-        "logits and their gradient": 4 * 4 * min(LOGIT_CHUNK, tokens * shape.vocab),
+        "logits and their gradient": (2 if packed else 4) * 4 * min(LOGIT_CHUNK, tokens * shape.vocab),
     }
 
 
@@ -297,6 +307,13 @@ def decode_width(shape: Shape) -> int:
     gate, up and their product (3 ffn)."""
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     return 3 * shape.hidden + attention + 3 * shape.ffn
+
+
+def packed_activations(shape: Shape, dtype: DType) -> int:
+    """Bytes a token that one layer of `models.packed_decoder` keeps: inputs and outputs of two norms (4 hidden); q, k,
+    v and the attention's output (2 heads head_dim + 2 kv_heads head_dim); gate, up and their product (3 ffn)."""
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return BYTES[dtype] * (4 * shape.hidden + attention + 3 * shape.ffn)
 
 
 def layer_activations(shape: Shape, dtype: DType) -> int:
@@ -346,10 +363,9 @@ def _with_engines(
     plan: MemoryPlan, shape: Shape, parameters: int, decoding: Decoding, workers: int, on_device: bool
 ) -> MemoryPlan:
     """The plan with an engine in this process, or in each worker."""
-    kept, rollout = (
-        {k: workers * v for k, v in part.items()}
-        for part in (decoding.kept(shape, parameters), decoding.rollout(shape))
-    )
+    kept = {k: workers * v for k, v in decoding.kept(shape, parameters).items()}
+    kept = {f"working copies ({workers} x {decoding.members})": kept.pop("working copies"), **kept}
+    rollout = {k: workers * v for k, v in decoding.rollout(shape, parameters).items()}
     if on_device:
         return replace(plan, device={**plan.device, **kept, **rollout})
     return replace(plan, always={**plan.always, **kept}, phases={**plan.phases, "rollout": rollout})
@@ -361,7 +377,7 @@ def _with_probe(
     """The plan with the probes' engines beside it, in processes of their own where the population's are."""
     more = {"probe: the same in workers": workers * (WORKER + TOKENIZER * shape.vocab)} if workers > 1 else {}
     kept = {f"probe: {k}": workers * v for k, v in probe.kept(shape, parameters).items()}
-    rollout = {k: workers * v for k, v in probe.rollout(shape).items()}
+    rollout = {k: workers * v for k, v in probe.rollout(shape, parameters).items()}
     if on_device:
         return replace(plan, always={**plan.always, **more}, device={**plan.device, **kept})
     return replace(plan, always={**plan.always, **more, **kept}, phases={**plan.phases, "probe": rollout})

@@ -131,7 +131,7 @@ class Evaluator:
             return None
         at_once = min(len(self.problems), max(1, CHUNK_SAMPLES // s.samples))
         drawn = sampling(
-            at_once, s.samples, self.longest, s.max_new_tokens, slots or s.slots or default_slots(spec), s.dtype,
+            spec, at_once, s.samples, self.longest, s.max_new_tokens, slots or s.slots or default_slots(spec), s.dtype,
             s.workers, self.machine,
         )  # fmt: skip
         return eval_memory(

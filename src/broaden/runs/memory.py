@@ -13,11 +13,14 @@ from typing import Any
 import torch
 
 from broaden.config import EsStage, GrpoStage, RunConfig, SftStage
-from broaden.engines.torch_engine import default_batch, default_slots
+from broaden.engines.build import DTYPES
+from broaden.engines.lowrank import low_rank_slots
+from broaden.engines.torch_engine import default_batch, default_cache_bytes, default_slots, packs
 from broaden.errors import UsageError
 from broaden.evaluation.sampling import CHUNK_PROBLEMS
 from broaden.ledger.available import available
 from broaden.ledger.memory import (
+    CACHE_BYTES,
     PROCESS,
     Decoding,
     MemoryPlan,
@@ -30,26 +33,28 @@ from broaden.ledger.memory import (
 )
 from broaden.models.spec import ModelSpec
 from broaden.population.processes import REQUESTS_A_GROUP
-from broaden.runs.prepare import Prepared, lora_settings, members_at_once
+from broaden.runs.prepare import Prepared, lora_settings, low_rank_at_once, members_at_once, parameterisation
 
 LEAST_SLOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it runs: bytes that it may hold in memory and on the device (None: not known), threads of an engine."""
+    """Where it runs: bytes that it may hold in memory and on the device (None: not known), threads of an engine, most
+    bytes of keys and values."""
 
     device: str
     memory: int | None
     device_memory: int | None
     threads: int
+    cache_bytes: int = CACHE_BYTES
 
     @classmethod
     def here(cls, device: str) -> Machine:
         """This machine now; the interpreter and libraries that are loaded already count as the plan's."""
         place = torch.device(device)
         there = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else None
-        return cls(device, available(PROCESS), there, torch.get_num_threads())
+        return cls(device, available(PROCESS), there, torch.get_num_threads(), default_cache_bytes(place))
 
     @property
     def on_device(self) -> bool:
@@ -139,7 +144,7 @@ def stage_memory(
         spec, sizes.parameters, _grpo(config, stage, sizes, machine, slots),
         micro_batch=min(stage.micro_batch, stage.prompts * stage.group), compute=stage.compute, workers=workers,
         low_memory=config.low_memory, checkpointing=stage.checkpoint_layers, factors=factors, adapted=adapted,
-        adapted_kept=index == 0 and not sizes.float32, largest_tensor=sizes.largest_tensor, probe=probe,
+        adapted_kept=index == 0 and not sizes.float32, group=stage.group, probe=probe,
         on_device=machine.on_device,
     )  # fmt: skip
     return with_self_test(plan, spec, config.model.dtype) if config.engine.self_test else plan
@@ -149,18 +154,54 @@ def _es(config: RunConfig, stage: EsStage, sizes: Sizes, machine: Machine, slots
     members = members_at_once(config, stage, True, sizes.parameters)
     batch = default_batch(members, torch.device(machine.device))
     prompts = stage.prompts if sizes.problems is None else min(stage.prompts, sizes.problems)
-    lanes, parts = _lanes(config, machine, -(-members // batch), stage.prompts * stage.samples)
-    return Decoding(
-        rows=-(-stage.prompts * stage.samples // parts), prompts=-(-prompts // parts), prompt=sizes.longest_prompt,
-        new=stage.max_new_tokens, slots=slots, dtype=config.model.dtype, members=members, batch=batch, lanes=lanes,
+    rows = stage.prompts * stage.samples
+    drawn = Decoding(
+        rows=rows, prompts=prompts, prompt=sizes.longest_prompt, new=stage.max_new_tokens, slots=slots,
+        dtype=config.model.dtype, members=members, batch=batch,
+        packed=_may_pack(config) and _packs(sizes.spec, config.model.dtype, machine, stage.max_new_tokens),
+        cache_bytes=machine.cache_bytes,
     )  # fmt: skip
+    threads = 1 if config.population.workers > 1 or machine.on_device else machine.threads
+    if stage.parameterisation == "low_rank":
+        shared = low_rank_at_once(config, stage)
+        lanes = min(threads, shared)
+        together = -(-shared // lanes)
+        factors = shared * low_rank_values(stage, sizes.spec)
+        return replace(
+            drawn,
+            batch=together,
+            lanes=lanes,
+            slots=low_rank_slots(together, slots),
+            factors=factors,
+            packed=False,
+        )
+    groups = -(-members // batch)
+    parts = 1 if groups >= threads else min(-(-threads // groups), max(1, rows // LEAST_SLOTS))
+    return replace(
+        drawn, rows=-(-rows // parts), prompts=-(-prompts // parts), lanes=min(threads, groups * parts)
+    )
+
+
+def low_rank_values(stage: EsStage, spec: ModelSpec) -> int:
+    """16-bit factors of one low-rank member."""
+    how, shapes = parameterisation(stage), spec.shapes()
+    return sum(how.rank * sum(shapes[name]) for name in how.select(shapes) if len(shapes[name]) == 2)
+
+
+def _may_pack(config: RunConfig) -> bool:
+    return config.engine.packed and config.engine.kind != "generate"
+
+
+def _packs(spec: ModelSpec, dtype: str, machine: Machine, new: int) -> bool:
+    return not machine.on_device and packs(spec, DTYPES[dtype], 1, new)
 
 
 def _grpo(config: RunConfig, stage: GrpoStage, sizes: Sizes, machine: Machine, slots: int) -> Decoding:
-    return sampling(
-        stage.prompts, stage.group, sizes.longest_prompt, stage.max_new_tokens, slots, config.model.dtype,
+    drawn = sampling(
+        sizes.spec, stage.prompts, stage.group, sizes.longest_prompt, stage.max_new_tokens, slots, config.model.dtype,
         config.population.workers, machine, numbers=2,
     )  # fmt: skip
+    return replace(drawn, packed=drawn.packed and _may_pack(config))
 
 
 def _probe(config: RunConfig, sizes: Sizes, machine: Machine, slots: int) -> Decoding | None:
@@ -169,12 +210,13 @@ def _probe(config: RunConfig, sizes: Sizes, machine: Machine, slots: int) -> Dec
     new = max((s.max_new_tokens for s in config.stages if isinstance(s, EsStage | GrpoStage)), default=64)
     problems = min(CHUNK_PROBLEMS, sizes.probe_problems or config.probe.limit)
     return sampling(
-        problems, config.probe.samples, sizes.probe_prompt or sizes.longest_prompt, new, slots, config.model.dtype,
-        config.population.workers, machine,
+        sizes.spec, problems, config.probe.samples, sizes.probe_prompt or sizes.longest_prompt, new, slots,
+        config.model.dtype, config.population.workers, machine,
     )  # fmt: skip
 
 
 def sampling(
+    spec: ModelSpec,
     problems: int,
     samples: int,
     prompt: int,
@@ -193,15 +235,9 @@ def sampling(
     rows = -(-rows // lanes)
     return Decoding(
         rows=rows, prompts=min(problems, -(-rows // samples) + (lanes > 1)), prompt=prompt, new=new, slots=slots,
-        dtype=dtype, lanes=lanes, numbers=numbers,
+        dtype=dtype, lanes=lanes, numbers=numbers, packed=_packs(spec, dtype, machine, new),
+        cache_bytes=machine.cache_bytes,
     )  # fmt: skip
-
-
-def _lanes(config: RunConfig, machine: Machine, groups: int, rows: int) -> tuple[int, int]:
-    """(engine calls side by side, shares that a group of members is cut into): the engine's rule."""
-    threads = 1 if config.population.workers > 1 or machine.on_device else machine.threads
-    parts = 1 if groups >= threads else min(-(-threads // groups), max(1, rows // LEAST_SLOTS))
-    return min(threads, groups * parts), parts
 
 
 def fit(prepared: Prepared, note: Callable[[str], None], machine: Machine | None = None) -> Prepared:
