@@ -8,8 +8,8 @@ of this size otherwise does. So the ratio is what shared products gain, not what
 Memory, highest anonymous memory of processes of their own above what they held after a warm-up:
 
     low_rank   the 32 members, 512 rows at once
-    model      one model answering 512 prompts at once: the same rows, so the same cache (the ratio)
-    serial     the peer: one model, 16 rows at a time
+    model      one model answering 512 prompts at once, weights not packed: the same rows, so the same cache (the ratio)
+    serial     the peer: one model, 16 rows at a time, weights packed where that pays
 
 `held_ratio` leaves the cache out: weights, factors and vectors of 32 members over the weights of one model.
 """
@@ -82,6 +82,7 @@ def side(watch: Watch, kind: str, quick: bool, threads: int) -> dict[str, Any]:
             subject, eos=(), dtype=torch.bfloat16, threads=threads, context=length + new,
             slots=members * prompts,
         )  # fmt: skip
+        engine.packed, engine.cache_bytes = False, 1 << 62  # all rows at once, each weight held once
         asked = countdown_prompts(subject, members * prompts, length)
         engine.generate([[Request(p.ids, i) for i, p in enumerate(asked)]], Sampling(1.0, new))
     else:
