@@ -98,6 +98,7 @@ class Stack:
     Attributes:
         embed: writes the embeddings of ids [rows], member-major (negative: padding).
         alone: each member by itself; empty where there is one.
+        row_multiple: rows of a member come in multiples of this where products are not packed.
     """
 
     members: int
@@ -106,6 +107,7 @@ class Stack:
     norm: Array
     head: Into
     alone: tuple[Stack, ...] = ()
+    row_multiple: int = ROW_MULTIPLE
 
     @classmethod
     def of(cls, buffers: Buffers) -> Stack:
@@ -243,7 +245,7 @@ class CompiledRunner:
     @property
     def row_multiple(self) -> int:
         """See `Runner`."""
-        return packing.FEW if self.stack.packed else ROW_MULTIPLE
+        return packing.FEW if self.stack.packed else self.stack.row_multiple
 
     def cache(self, slots: int, positions: int) -> Cache:
         """An empty cache in tiles; its pages are touched only as far as sequences grow."""

@@ -11,6 +11,7 @@ nothing else in the batch. Not here: the rest of a decode step (`compiled`), whi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -228,7 +229,9 @@ def _stack(base: Buffers, members: LowRankMembers) -> Stack:
         base.head, None, members, shared if base.spec.tied else members.corrections.get((HEAD,))
     )
     layers = [_layer(base, members, index) for index in range(base.spec.layers)]
-    return Stack(members.count, layers, embed, host(members.vector(["model.norm.weight"])), head)
+    multiple = ROW_MULTIPLE // math.gcd(ROW_MULTIPLE, members.count)  # all rows share a product
+    norm = host(members.vector(["model.norm.weight"]))
+    return Stack(members.count, layers, embed, norm, head, row_multiple=multiple)
 
 
 def _layer(base: Buffers, members: LowRankMembers, index: int) -> Layer:

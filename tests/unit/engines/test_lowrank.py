@@ -206,6 +206,19 @@ def test_the_corrections_are_the_products_that_they_say(rank: int) -> None:
         np.testing.assert_allclose(h[row], x[row] + change, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("count", "multiple"), [(1, 16), (5, 16), (6, 8), (8, 2), (16, 1), (32, 1)])
+def test_only_all_rows_together_are_padded(count: int, multiple: int) -> None:
+    """Rows of a member need no multiple of 16 of their own, and that changes no bit."""
+    world = World()
+    noise, few = world.noise(1), [r for i, r in enumerate(world.asked[0]) if i < 3]
+    with world.engine.low_rank(world.center, noise, [(m, 1) for m in range(count)]):
+        with LowRankStacks(world.engine.buffers, world.engine._low_rank).lent(0, count) as stack:  # type: ignore[arg-type]
+            assert stack.row_multiple == multiple
+        together = world.engine.generate([few] * count, SAMPLED)
+    with world.engine.low_rank(world.center, noise, [(count - 1, 1)]):
+        assert world.engine.generate([few], SAMPLED)[0] == together[-1]
+
+
 def test_rows_a_member() -> None:
     assert [low_rank_slots(n, 256) for n in (1, 2, 5, 8, 32, 100)] == [256, 256, 96, 64, 16, 16]
     assert low_rank_slots(1, 64) == 64
