@@ -60,7 +60,11 @@ class PlainTokenizer:
         return {"input_ids": self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
     def decode(
-        self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        self,
+        ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str:
         """Text of ids. Raises ValueError where spaces are to be cleaned up."""
         if clean_up_tokenization_spaces:
