@@ -36,7 +36,9 @@ def run(settings: Settings, model: str = "bundled") -> Result:
     job = RolloutJob(spec, tuple(map(Member, range(members))), tuple(range(prompts)), 1, Sampling(0.6, new))
 
     def host(at_once: int) -> HostSettings:
-        return HostSettings(str(subject.folder), "countdown", dtype=dtype, members=at_once, max_context=longest)
+        return HostSettings(
+            str(subject.folder), "countdown", dtype=dtype, members=at_once, max_context=longest
+        )
 
     one = build_host(host(members if small else settings.threads), asked)
     several = ProcessPopulation(

@@ -128,25 +128,23 @@ def _compare(
         return TorchEngine(spec, [0], members=members, batch=members, dtype=dtype, device=device, slots=slots,
                            kernels=kernels, packed=packed)  # fmt: skip
 
+    def alone(member: int, slots: int = 64, packed: bool = True) -> TorchEngine:
+        made = engine(1, slots, packed)
+        fill(made, 0, member)
+        return made
+
     asked = _requests(spec)
     serial: list[list[Completion]] = []
-    for member in range(MEMBERS):
-        one = engine(1, 64)
-        fill(one, 0, member)
-        serial.append(one.generate([asked], SAMPLING)[0])
-        if member == 0:
-            for count in COUNTS[:-1]:
-                yield (
-                    f"{count} of 64 requests",
-                    one.generate([asked[:count]], SAMPLING)[0] == serial[0][:count],
-                )
-            yield "reversed order", one.generate([asked[::-1]], SAMPLING)[0][::-1] == serial[0]
-    narrow = engine(1, 16)
-    fill(narrow, 0, 0)
-    yield "16 slots instead of 64", narrow.generate([asked], SAMPLING)[0] == serial[0]
-    plain = engine(1, 64, packed=False)
-    fill(plain, 0, 0)
-    yield "weights as they lie instead of packed", plain.generate([asked], SAMPLING)[0] == serial[0]
+    one = alone(0)
+    serial.append(one.generate([asked], SAMPLING)[0])
+    for count in COUNTS[:-1]:
+        yield f"{count} of 64 requests", one.generate([asked[:count]], SAMPLING)[0] == serial[0][:count]
+    yield "reversed order", one.generate([asked[::-1]], SAMPLING)[0][::-1] == serial[0]
+    del one  # engines of a large model's widths: one at a time
+    serial += [alone(member).generate([asked], SAMPLING)[0] for member in range(1, MEMBERS)]
+    yield "16 slots instead of 64", alone(0, slots=16).generate([asked], SAMPLING)[0] == serial[0]
+    plain = alone(0, packed=False).generate([asked], SAMPLING)[0]
+    yield "weights as they lie instead of packed", plain == serial[0]
     together = engine(MEMBERS, 32)
     for member in range(MEMBERS):
         fill(together, member, member)

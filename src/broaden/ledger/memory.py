@@ -330,15 +330,15 @@ def layer_activations(shape: Shape, dtype: DType) -> int:
 
 
 def with_self_test(plan: MemoryPlan, shape: Shape, dtype: DType) -> MemoryPlan:
-    """The plan with the engine's self-test (`engines.selftest.reduced`: five small weight sets), which comes before
-    engines, workers and optimiser are there: only what it needs beyond these counts."""
+    """The plan with the engine's self-test (`engines.selftest.reduced`: three small weight sets at most), which comes
+    before engines, workers and optimiser are there: only what it needs beyond these counts."""
     hidden, heads, kv_heads = (
         min(shape.hidden, 1024),
         shape.heads * shape.head_dim,
         shape.kv_heads * shape.head_dim,
     )
     layer = hidden * (2 * heads + 2 * kv_heads) + 3 * hidden * min(shape.ffn, 4096)
-    needed = 5 * BYTES[dtype] * (min(shape.layers, 2) * layer + min(shape.vocab, 512) * hidden)
+    needed = 3 * BYTES[dtype] * (min(shape.layers, 2) * layer + min(shape.vocab, 512) * hidden)
     later = sum(size for what, size in plan.always.items() if what not in (LIBRARIES, MASTER, THETA_0))
     return replace(plan, phases={**plan.phases, "self-test": {"beyond the engine": max(0, needed - later)}})
 
