@@ -4,7 +4,8 @@ generate: SmolLM2-135M, 64 (or 256) prompts of 40 ids each, 128 forced tokens, b
 prompts, so the peer pads nothing). generate-ragged: chat prompts of unequal length with the model's own stop token
 and up to 512 new tokens; where only random weights are at hand, one id in 97 stops, which gives skewed lengths too.
 The rate counts generated tokens up to and with the stop token, so what a side computes for rows that have ended is
-its own loss. `of_ceiling` relates our rate to the model's matrix products alone, measured in the same run.
+its own loss. `of_ceiling` relates our rate to the products of decode steps alone, measured in the same run; `of_products`
+is the share of our time that these and the prompts' products would take.
 Peer: see `subjects.Peer`; with `--peer-python` also vLLM (`vllm_host`), whose ratios are `rows` of the result.
 """
 
@@ -18,6 +19,7 @@ from broaden.bench import vllm_host
 from broaden.bench.harness import Result, Settings, alternate, compared
 from broaden.bench.machine import ceiling
 from broaden.bench.subjects import Peer, Subject, engine_for, lengths_text, smollm2, token_prompts
+from broaden.engines.compiled import PROMPT_ROWS
 from broaden.records import Message, Request, Sampling
 from broaden.seeds import stream
 
@@ -92,15 +94,20 @@ def _run(
         torch.manual_seed(0)
         others = vllm_host.rows(settings, subject.folder, ours, prompts, new, sorted(eos))
         pair = alternate(ours, theirs, settings.rounds_or(3))
-    top = ceiling(
-        subject.spec, torch.bfloat16, len(prompts), settings.threads, 0.2 if settings.quick else 2.0
-    )
+    brief, threads = (0.2 if settings.quick else 2.0), settings.threads
+    top = ceiling(subject.spec, torch.bfloat16, len(prompts), threads, brief)
+    prefill = ceiling(subject.spec, torch.bfloat16, PROMPT_ROWS * threads, threads, brief, head=False)
     result = compared(pair, "tokens/s", {
         **subject.conditions, "peer": peer.conditions, "prompts": len(prompts), "prompt_tokens": longest,
         "max_new_tokens": new, "lengths_ours": lengths_text(lengths["ours"]),
         "lengths_peer": lengths_text(lengths["peer"]), "slots": engine.slots, "ceiling": top,
+        "prompt_ceiling": prefill,
     })  # fmt: skip
     result.conditions["of_ceiling"] = statistics.median(r.rate for r in pair.ours) / top
+    prompt_seconds = sum(map(len, prompts)) / prefill
+    result.conditions["of_products"] = statistics.median(
+        (prompt_seconds + r.work / top) / r.seconds for r in pair.ours
+    )
     if others:
         result.conditions.update(rows=others, vllm_ratio=others[0]["ratio"])
     return result

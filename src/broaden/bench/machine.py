@@ -123,14 +123,17 @@ def _cpuinfo(key: str) -> str:
     return found[1] if found else ""
 
 
-def ceiling(spec: ModelSpec, dtype: torch.dtype, rows: int, threads: int, seconds: float = 2.0) -> float:
+def ceiling(
+    spec: ModelSpec, dtype: torch.dtype, rows: int, threads: int, seconds: float = 2.0, *, head: bool = True
+) -> float:
     """Tokens a second if a decode step were its matrix products alone: what no engine of this model can pass.
 
     Every product of a step over `rows` rows, each layer with weights of its own (they come from memory, as in a
     real step); the best of one process-wide call and `threads` lanes that share the rows, with weights as they lie and
-    (bfloat16) packed; best of the steps that fit into `seconds`.
+    (bfloat16) packed; best of the steps that fit into `seconds`. Without `head`: of a pass over prompts.
     """
-    weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in products(spec)]
+    shapes = products(spec) if head else products(spec)[:-1]
+    weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
     calls: list[list[Call]] = [[partial(F.linear, weight=w) for w in weights]]
     packed = [p for w in weights if (p := packing.pack(w)) is not None]
     if len(packed) == len(weights):

@@ -203,7 +203,7 @@ def members_at_once(config: RunConfig, stage: EsStage | GrpoStage, own_path: boo
     """Members whose weights exist together in a process; 1: member by member.
 
     Small models: a batch of them. Larger ones, on the CPU and in this process alone: one for each thread, since threads
-    that share a member's rows each read all of its weights.
+    that share a member's rows each read all of its weights (not where memory is to be saved).
     """
     if isinstance(stage, EsStage) and stage.parameterisation == "low_rank":
         return 1
@@ -215,6 +215,8 @@ def members_at_once(config: RunConfig, stage: EsStage | GrpoStage, own_path: boo
     if kind == "batched" or parameters <= BATCHED_PARAMETERS:
         return _share(config, stage)
     if workers > 1 or parameters > SIDE_BY_SIDE_PARAMETERS or not on_cpu(config.engine.device):
+        return 1
+    if config.low_memory:
         return 1
     return min(torch.get_num_threads(), _share(config, stage))
 

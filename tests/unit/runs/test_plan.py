@@ -160,6 +160,9 @@ def test_members_at_once(
     assert isinstance(stage, EsStage)
     assert members_at_once(config, stage, True, parameters) == expected
     assert members_at_once(config, stage, False, parameters) == 1
+    if parameters > 4_000_000 and population.get("kind") != "batched":
+        sparing = config.model_copy(update={"low_memory": True})
+        assert members_at_once(sparing, stage, True, parameters) == 1
 
 
 def test_packed_weights_are_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
