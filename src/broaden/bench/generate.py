@@ -4,8 +4,8 @@ generate: SmolLM2-135M, 64 (or 256) prompts of 40 ids each, 128 forced tokens, b
 prompts, so the peer pads nothing). generate-ragged: chat prompts of unequal length with the model's own stop token
 and up to 512 new tokens; where only random weights are at hand, one id in 97 stops, which gives skewed lengths too.
 The rate counts generated tokens up to and with the stop token, so what a side computes for rows that have ended is
-its own loss. `of_ceiling` relates our rate to the products of decode steps alone, measured in the same run; `of_products`
-is the share of our time that these and the prompts' products would take.
+its own loss. `of_ceiling` relates our rate to the products of decode steps alone, measured in the same run;
+`of_products` is the share of our time that these and the prompts' products would take.
 Peer: see `subjects.Peer`; with `--peer-python` also vLLM (`vllm_host`), whose ratios are `rows` of the result.
 """
 

@@ -124,7 +124,8 @@ def table(results: Sequence[tuple[Bench, Result]]) -> str:
 
 REMARKS = {
     "cpu_ratio": "by CPU seconds {:.3g}", "of_ceiling": "{:.2f} of the ceiling",
-    "of_products": "{:.2f} with the prompts' products", "of_roofline": "{:.2f} of the roofline", "bits_equal": "bits equal: {}",
+    "of_products": "{:.2f} with the prompts' products", "of_roofline": "{:.2f} of the roofline",
+    "bits_equal": "bits equal: {}",
     "outside_rollouts": "{:.1%} outside rollouts", "memory_ratio": "memory {:.2f}",
     "held_ratio": "weights and factors {:.2f}",
     "mapped_ratio": "mapped {:.2f}", "bytes_a_member": "{:.0f} bytes a member",
