@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from broaden.bench.harness import Unavailable
+from broaden.heap import one_arena
 
 STATUS = Path("/proc/self/status")
 EVERY = 0.002  # seconds between two looks
@@ -105,6 +106,8 @@ def main(arguments: list[str]) -> None:
     if not module.startswith("broaden.bench."):
         raise SystemExit(f"{module} is no module of broaden.bench")
     keywords = json.loads(arguments[1])
+    if name != "peer":
+        one_arena()  # as the command does; a peer has what its users have
     try:
         with Watch() as watch:
             watch.start()

@@ -10,6 +10,7 @@ from types import FrameType
 import typer
 
 from broaden.cli import common
+from broaden.heap import one_arena
 
 INTERRUPTED = 130
 
@@ -74,6 +75,7 @@ def main() -> None:
     """Entry point of the `broaden` command. Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    one_arena()
     sys.exit(run())
 
 

@@ -9,6 +9,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from broaden.errors import DivergedError, WorkerError
+from broaden.heap import one_arena
 from broaden.population.messages import (
     Message,
     completion_to_json,
@@ -94,6 +95,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    one_arena()
     import torch
 
     torch.set_num_threads(1)
