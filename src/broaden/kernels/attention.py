@@ -84,7 +84,8 @@ def _store(x: Vector, y: Vector, out: Array, row: int, at: int) -> None:
 
 
 @strict_inline
-def _largest(x: Array, n: int) -> Scalar:
+def largest(x: Array, n: int) -> Scalar:
+    """The largest of the first n numbers."""
     top = ordered(x[0])
     for j in range(n):
         top = max(top, ordered(x[j]))
@@ -92,7 +93,8 @@ def _largest(x: Array, n: int) -> Scalar:
 
 
 @reduction
-def _sum(x: Array, n: int) -> Scalar:
+def total_of(x: Array, n: int) -> Scalar:
+    """The sum of the first n numbers."""
     total = ZERO
     for j in range(n):
         total += x[j]
@@ -105,10 +107,10 @@ def _softmax(scores: Array, length: int, scale: Scalar) -> Scalar:
     padded = (length + LANES - 1) // LANES * LANES
     for t in range(length, padded):
         scores[t] = NOTHING
-    top = _largest(scores, padded)
+    top = largest(scores, padded)
     for t in range(padded):
         scores[t] = exp32((scores[t] - top) * scale)
-    return ONE / _sum(scores, padded)
+    return ONE / total_of(scores, padded)
 
 
 @strict_inline

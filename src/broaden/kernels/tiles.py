@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from broaden.kernels import Array, Scalar, narrow, reduction, strict, strict_inline, widen
-from broaden.kernels.mathfn import exp32, ordered, unordered
+from broaden.kernels.attention import largest, total_of
+from broaden.kernels.mathfn import exp32
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 
@@ -106,22 +107,6 @@ def finish_keys(
             _write(total[place, k], rotate_back, cos, sin, positions[place], out, place, k)
 
 
-@strict_inline
-def _largest(x: Array, n: int) -> Scalar:
-    top = ordered(x[0])
-    for j in range(n):
-        top = max(top, ordered(x[j]))
-    return unordered(top)
-
-
-@reduction
-def _sum(x: Array, n: int) -> Scalar:
-    total = ZERO
-    for j in range(n):
-        total += x[j]
-    return total
-
-
 @reduction
 def _dot(x: Array, y: Array, n: int) -> Scalar:
     total = ZERO
@@ -141,10 +126,10 @@ def softmax(scores: Array, queries: Array, before: Array, scale: Scalar, first: 
                     if queries[b, t] < 0:
                         row[:] = ZERO
                         continue
-                    top = _largest(row, n)
+                    top = largest(row, n)
                     for j in range(n):
                         row[j] = exp32((row[j] - top) * scale)
-                    share = ONE / _sum(row, n)
+                    share = ONE / total_of(row, n)
                     for j in range(n):
                         row[j] *= share
                     for j in range(n, row.shape[0]):
