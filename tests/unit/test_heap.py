@@ -16,7 +16,8 @@ if sys.argv[1] == "one":
     assert one_arena()
 
 def resident():
-    return int(next(l.split()[1] for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("RssAnon")))
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
 def work():
     return [bytes(100_000) for _ in range(300)]  # 30 MB in pieces below the threshold of mmap

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("transformers", "sympy", "math_verify", "latex2sympy2_extended", "pandas", "matplotlib", "datasets")
+# pandas is not in it: pyarrow takes it along where it is installed (it comes with the peers)
+HEAVY = ("transformers", "sympy", "math_verify", "latex2sympy2_extended", "matplotlib", "datasets")
 WORKER = """
 from broaden.models.sources import resolve
 from broaden.population import worker
