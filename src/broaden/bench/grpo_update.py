@@ -2,9 +2,9 @@
 
 Work: SmolLM2-135M, 8 Countdown prompts x 8 completions of 64 tokens, KL term on (0.04), AdamW, bfloat16 passes, one
 optimiser step an update. Ours keeps the master and the optimiser's moments in float32. Peer: GRPOTrainer with bfloat16
-weights and moments and the same settings, once as its defaults have it (all 64 sequences of the step on the device at
-once: "whole") and once with 8 sequences a device and 8 accumulation steps, which needs far less memory ("accumulated":
-all 64 completions are then still generated in one batch); `min_new_tokens` keeps lengths equal. The ratio is against
+weights and moments and the same settings, once with all 64 sequences of the step on the device ("whole") and once
+with 8 sequences a device (its default) and 8 accumulation steps, which needs far less memory ("accumulated": all 64
+completions are then still generated in one batch); `min_new_tokens` keeps lengths equal. The ratio is against
 the faster of the two. Each side runs in processes of its own; the first update of a process is not counted.
 `memory_ratio`: highest anonymous memory of the whole process, ours over that peer's (`memory_ratios`: over each).
 """
